@@ -21,6 +21,7 @@ from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.sentinel import SentinelSet, SwitchWatcher
 from leasehold.engines.redlock.pubsub import NodeSubscriptions
 from leasehold.engines.registry import ClaimRegistry
+from leasehold.engines.remote.listener import Listener
 from leasehold.engines.sqlite import wakeup_socket
 from leasehold.engines.zookeeper.connection import KazooConnection
 from leasehold.testing.conformance.rig import rig_type
@@ -55,6 +56,7 @@ STEPS: dict[str, list[tuple[Any, str]]] = {  # per engine: functions that its li
     "postgresql": [(PgSession, "_take_notifications"), (postgresql_listener, "_deliver_payload")],
     "mysql": [(mysql_listener, "_listen_once")],
     "sqlite": [(wakeup_socket, "_dispatch")],
+    "http-memory": [(Listener, "_listen"), (Listener, "_on_notification"), (Listener, "_wake_waiters")],
     "zookeeper": [(KazooConnection, "_connect"), (KazooConnection, "_read_header"), (KazooConnection, "_send_request")],
 }
 

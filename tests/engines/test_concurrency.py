@@ -21,7 +21,7 @@ from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.timing import check_elapsed
 
-FAIR = ["sqlite", "postgresql", "mysql", "redis", "etcd", "zookeeper"]  # these also have semaphores
+FAIR = ["sqlite", "postgresql", "mysql", "redis", "etcd", "zookeeper", "http-redis-pair"]  # these also have semaphores
 ALL = [*FAIR, "redlock"]
 BREAK_NOTICE = [name for name in ALL if name not in ("zookeeper", "mysql")]  # these notify the holder of a break
 

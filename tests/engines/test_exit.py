@@ -18,7 +18,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.child_process import Child
 from tests.support.paths import SUPPORT
 
-ENGINES = ["sqlite", "postgresql", "redis", "mysql", "etcd", "zookeeper", "redlock"]
+ENGINES = ["sqlite", "postgresql", "redis", "mysql", "etcd", "zookeeper", "redlock", "http-memory"]
 # How long an entry may stay. Without the withdrawal at exit it stays for 15 s, or as long as the session.
 AT_ONCE = 8.0
 

@@ -41,7 +41,7 @@ def parse_url(config: EngineConfig) -> RemoteUrl:
     authority, _, base = after_scheme.partition("/")
     if "@" in authority:
         raise ConfigError(
-            f"a {scheme}:// URL has no user and password: set ${API_KEY_VARIABLE}, or name a file with api_key_file="
+            f"{scheme}:// URLs have no user and password: set ${API_KEY_VARIABLE}, or name a file with api_key_file="
         )
     if not _BASE.fullmatch(base):
         raise ConfigError(f"the path of this {scheme}:// URL has a character that must be percent-encoded")
@@ -58,7 +58,7 @@ def _parse_address(scheme: str, text: str) -> SocketAddress:
     if not colon or text.endswith("]"):
         host, port = text, str(DEFAULT_PORT)
     if not _HOST.fullmatch(host):
-        raise ConfigError(f"a server of a {scheme}:// URL is written host:port: {scheme}://host1:7420,host2:7420")
+        raise ConfigError(f"servers of {scheme}:// URLs are written host:port: {scheme}://host1:7420,host2:7420")
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
         raise ConfigError(f"the port of a {scheme}:// URL must be a number from 1 to 65535")
     return SocketAddress(host.strip("[]"), int(port))
