@@ -118,7 +118,7 @@ HEALTHY = (
     | gauge("leasehold_engine_unsafe_settings", 0, f'{MEMBER},setting="fsync"')
     | gauge("leasehold_server_breaker_state", 1)
     | counter("leasehold_server_shed_total", 4, f'{SERVER},reason="draining"')
-    | gauge("leasehold_server_audit_errors_total", 7)
+    | gauge("leasehold_audit_errors_total", 7)
     | gauge("leasehold_breaks_total", 2, f'{SERVER},namespace="shop"')
     | gauge("leasehold_server_picture_age_seconds", 14)
     | gauge("leasehold_token_age_seconds", 3500, GROUP)
@@ -153,7 +153,7 @@ CAUSES: dict[str, Series] = {
     "LeaseholdUnsafeSetting": gauge("leasehold_engine_unsafe_settings", 1, f'{MEMBER},setting="fsync"'),
     "LeaseholdBreakerOpen": gauge("leasehold_server_breaker_state", 2),
     "LeaseholdShedding": counter("leasehold_server_shed_total", 5, f'{SERVER},reason="queue_full"'),
-    "LeaseholdAuditFailing": once("leasehold_server_audit_errors_total", SERVER),
+    "LeaseholdAuditFailing": once("leasehold_audit_errors_total", SERVER),
     "LeaseholdLockBroken": once("leasehold_breaks_total", f'{SERVER},namespace="shop"'),
     "LeaseholdPictureOld": gauge("leasehold_server_picture_age_seconds", 16),
 }
@@ -275,12 +275,25 @@ def test_dashboard_panels_do_not_overlap_and_have_ids():
     assert max(x for x, _ in cells) < 24
 
 
+def test_checklist_has_its_rows_and_names_known_series():
+    text = (ROOT / "docs/operations/checklist.md").read_text()
+    sections = text.split("\n## ")[1:]
+    assert [len(re.findall(r"^\| \d \|", section, re.M)) for section in sections] == [8, 6, 6]
+    page = (ROOT / "docs/operations/metrics.md").read_text()
+    for name in re.findall(r"\bleasehold_\w+", text):
+        assert f"`{name}`" in page, name
+    for name in re.findall(r"leasehold:[\w:]+", text):
+        assert name in {each.name for each in rules.RECORDED}, name
+    for name in re.findall(r"\bLeasehold[A-Z]\w+", text):
+        assert name in CAUSES, name
+
+
 def test_series_of_rules_and_dashboard_are_known():
     """Metrics that no page describes, and recorded series that no rule records, would stay empty for ever."""
     expressions = [*(each.expression for each in (*rules.RECORDED, *rules.ALERTS)), *queries()]
     recorded = {name for text in expressions for name in re.findall(r"leasehold:[\w:]+", text)}
     assert recorded <= {each.name for each in rules.RECORDED}
-    page = (ROOT / "docs/operations/metrics.md").read_text()
+    page = "".join((ROOT / f"docs/operations/{name}.md").read_text() for name in ("metrics", "audit"))
     used = {name for text in expressions for name in re.findall(r"\bleasehold_\w+", text)}
     unknown = {name for name in used if f"`{name.removesuffix('_bucket')}`" not in page}
     assert {name for name in unknown if not name.startswith(OF_SERVERS)} == set()

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from leasehold import Client, ConfigError, Event
-from leasehold.telemetry import AuditFile
+from leasehold.telemetry import AuditFile, metrics_text
 from leasehold.telemetry.audit import file as audit_file
 from leasehold.telemetry.audit.verify import find_files, sort_files, verify
 from tests.support.paths import SUPPORT, child_environment
@@ -119,6 +119,15 @@ def test_hostile_text_stays_within_its_record(path, text):
     assert read(path)[1]["who"]["holder"] == text[:1000]
     assert path.read_bytes().isascii()
     assert faults(path) == []
+
+
+def test_metrics_count_records_and_failures(path, monkeypatch):
+    audit = AuditFile(path, sync="none")
+    monkeypatch.setattr(audit_file.os, "write", lambda fd, data: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space left"):
+        grant(audit)
+    lines = [line for line in metrics_text(audit).splitlines() if not line.startswith("#")]
+    assert lines == ["leasehold_audit_records_total 1.0", "leasehold_audit_errors_total 1.0", "leasehold_audit_seq 1.0"]
 
 
 # -------------------------------------------------------------------- the file itself
@@ -241,6 +250,39 @@ def test_forked_child_writes_to_the_same_chain(path):
     os.waitpid(pid, 0)
     audit.close()
     assert actions(path).count("grant") == 101
+    assert faults(path) == []
+
+
+def test_forked_child_has_a_lock_of_its_own(path, monkeypatch):
+    """The lock on a file belongs to all who share its descriptor: parent and child must not share one."""
+    monkeypatch.setattr("leasehold.telemetry.audit.tail._LOCK_SECONDS", 0.1)
+    audit = AuditFile(path, sync="none")
+    inside, go_on = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            real = os.write
+
+            def write(fd, data):
+                real(inside[1], b"x")
+                os.read(go_on[0], 1)
+                return real(fd, data)
+
+            monkeypatch.setattr(audit_file.os, "write", write)
+            grant(audit, "child")
+        finally:
+            os._exit(0)
+    try:
+        os.read(inside[0], 1)  # the child is about to write, and has the file locked
+        with pytest.raises(TimeoutError):
+            grant(audit, "parent")
+    finally:
+        os.write(go_on[1], b"x")
+        os.waitpid(pid, 0)
+        for fd in (*inside, *go_on):
+            os.close(fd)
+    audit.close()
+    assert actions(path) == ["open", "grant", "gap", "close"]
     assert faults(path) == []
 
 

@@ -96,6 +96,17 @@ def test_any_other_order_of_lines_is_found(genuine, check, data):
         assert check(b"".join(lines[number] for number in order))
 
 
+def test_records_replaced_by_others_with_the_same_numbers_are_found(genuine, check, tmp_path):
+    with AuditFile(tmp_path / "audit.jsonl", server="s") as audit:
+        for _ in range(4):
+            audit.write("grant", namespace="shop", name="forged")
+        audit.flush()
+    forged, lines = lines_of((tmp_path / "audit.jsonl").read_bytes()), lines_of(genuine)
+    assert check(b"".join(forged)) == []
+    (fault,) = check(b"".join(forged[:4] + lines[4:]))
+    assert fault == "record 5 does not continue the chain: the records before it were replaced"
+
+
 def test_key_order_and_duplicate_keys_are_found(genuine, check):
     lines = lines_of(genuine)
     fields = json.loads(lines[1])

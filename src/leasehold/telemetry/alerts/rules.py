@@ -341,7 +341,7 @@ ALERTS: Final = (
         "LeaseholdAuditFailing",
         "critical",
         "0s",
-        "increase(leasehold_server_audit_errors_total[5m]) > 0",
+        "increase(leasehold_audit_errors_total[5m]) > 0",
         "{{ $labels.instance }} could not write its audit log",
         "The disk is full, or the file cannot be written; the log says which. If the audit log is required, grants "
         "are refused meanwhile; if not, a record `gap` says later how many records are missing.",

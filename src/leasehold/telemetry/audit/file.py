@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
@@ -37,6 +37,7 @@ from leasehold.telemetry.audit.chain import (
     utc,
 )
 from leasehold.telemetry.audit.tail import Tail, find_predecessor, lock_file, read_tail
+from leasehold.telemetry.families import Family, counter, gauge
 
 _SYNC_SECONDS: Final = 0.1
 _ANCHOR_RECORDS: Final = 1000
@@ -161,6 +162,15 @@ class AuditFile:
             self.write(action, **more)
             with suppress(OSError, ConfigError):  # logged and counted
                 self.flush()
+
+    def families(self) -> Iterable[Family]:
+        """Metrics of this file, for `leasehold.telemetry.metrics_text`."""
+        none: dict[str, str] = {}
+        return [
+            counter("leasehold_audit_records", "Audit records written by this process.", (none, self.records)),
+            counter("leasehold_audit_errors", "Times that audit records could not be written.", (none, self.errors)),
+            gauge("leasehold_audit_seq", "Number of the last audit record of this process.", (none, self.seq)),
+        ]
 
     # ---------------------------------------------------------- for servers
 
