@@ -110,8 +110,8 @@ ALERTS: Final = (
         "30s",
         "leasehold_engine_up == 0",
         "{{ $labels.engine }} grants no locks, as seen from {{ $labels.instance }}",
-        "No client can acquire, and held leases are lost when their ttl is over. Run `leasehold ls` from the same "
-        "machine: its error says why. Repair the engine before you restart clients: clients retry by themselves. Do "
+        "No client can acquire, and held leases are lost when their ttl is over. Run `leasehold doctor` from the same "
+        "machine: it says why. Repair the engine before you restart clients: clients retry by themselves. Do "
         "not break locks meanwhile.",
     ),
     Alert(
@@ -317,7 +317,7 @@ ALERTS: Final = (
         "10m",
         "leasehold_engine_unsafe_settings > 0",
         "{{ $labels.member }}: {{ $labels.setting }} weakens what {{ $labels.engine }} promises",
-        "The page docs/guarantees of the engine says what is lost by this setting, and what to set instead.",
+        "`leasehold doctor` says what is lost by this setting, and what to set instead.",
     ),
     Alert(
         "LeaseholdBreakerOpen",
