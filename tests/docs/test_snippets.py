@@ -35,7 +35,17 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
-LANGUAGES = {"python", "python pytest", "text", "sh", "toml", "sql", "go", "javascript", "java"}  # a misspelt language would not be run
+LANGUAGES = {
+    "python",
+    "python pytest",
+    "text",
+    "sh",
+    "toml",
+    "sql",
+    "go",
+    "javascript",
+    "java",
+}  # a misspelt language would not be run
 
 # ------------------------------------------------------------------ reading a page
 
