@@ -49,7 +49,7 @@ def mismatched_kind_is_accepted(patch: Patch) -> None:
 @planted_bugs.bug("E1", "idle_name_accepts_any_kind")
 def first_kind_of_a_name_is_kept_forever(patch: Patch) -> None:
     idle = property(lambda self: False)
-    patch(LockState, "idle", idle)
+    patch(LockState, "empty", idle)
 
 
 @planted_bugs.bug("E1", "unusual_names_never_collide", "namespaces_are_isolated_from_each_other")

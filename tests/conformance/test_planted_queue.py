@@ -58,7 +58,7 @@ def end_of_reservation_is_not_notified(patch: Patch) -> None:
     original = MemoryServer._send_notifications
 
     def send_notifications(self, notifications):
-        original(self, [notification for notification in notifications if notification[2].kind != "head"])
+        original(self, [notification for notification in notifications if notification[2].kind != "recheck"])
 
     patch(MemoryServer, "_send_notifications", send_notifications)
 

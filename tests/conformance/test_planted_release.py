@@ -71,7 +71,7 @@ def break_is_not_notified(patch: Patch) -> None:
     original = registry.ClaimRegistry.on_notification
 
     def on_notification(self, kind, *args):
-        return None if kind == "lost" else original(self, kind, *args)
+        return None if kind == "broken" else original(self, kind, *args)
 
     patch(registry.ClaimRegistry, "on_notification", on_notification)
 
@@ -115,7 +115,7 @@ def release_leaves_the_queue_entry(patch: Patch) -> None:
 
 @planted_bugs.bug("E6", "idle_name_leaves_no_data_behind")
 def idle_name_is_never_removed(patch: Patch) -> None:
-    patch(LockState, "idle", property(lambda self: False))
+    patch(LockState, "empty", property(lambda self: False))
 
 
 @planted_bugs.bug("E6", "expired_names_are_swept_eventually")
