@@ -1,7 +1,8 @@
 """The rigs of the remote engine: real `leasehold serve` processes over real engines, and a proxy for each client.
 
 `restart` kills the lock servers only: what they keep must not matter. `pause` stops the process that decides: the lock
-server for memory and SQLite, which live in it, and the engine's own server otherwise.
+server for memory and SQLite, which live in it, and the engine's own server otherwise. So every process has servers of
+its own.
 """
 
 from __future__ import annotations
@@ -118,7 +119,11 @@ class HttpPostgresqlRig(RemoteRig):
         return over_postgresql()
 
     def paused(self) -> Sequence[Server]:
-        return [postgresql.server()]
+        return [postgresql.server.own()]
+
+
+class _OwnEtcdRig(EtcdRig):
+    own_server = True
 
 
 class HttpEtcdRig(RemoteRig):
@@ -134,10 +139,10 @@ class HttpEtcdRig(RemoteRig):
         return pair_over_etcd()
 
     def paused(self) -> Sequence[Server]:
-        return etcd.single_member_cluster().members
+        return etcd.single_member_cluster.own().members
 
     def residue(self, namespace: str) -> int:
-        return EtcdRig().residue(namespace)
+        return _OwnEtcdRig().residue(namespace)
 
 
 @cache
@@ -167,9 +172,9 @@ def over_sqlite() -> Sequence[LockServer]:
 
 @cache
 def over_postgresql() -> Sequence[LockServer]:
-    return [LockServer(f"{postgresql.server().url()}?schema={quote('lock server')}").start()]
+    return [LockServer(f"{postgresql.server.own().url()}?schema={quote('lock server')}").start()]
 
 
 @cache
 def pair_over_etcd() -> Sequence[LockServer]:
-    return [LockServer(f"etcd://{etcd.single_member_cluster().hosts}").start() for _ in range(2)]
+    return [LockServer(f"etcd://{etcd.single_member_cluster.own().hosts}").start() for _ in range(2)]
