@@ -158,9 +158,9 @@ def outage() -> Iterator[Outage]:
 
 @pytest.mark.extended
 def test_full_quota_is_warned_of_before_the_first_refused_grant(outage):
-    """No operator acts: the last fifth of the quota fills within minutes, and then no lock is granted."""
-    outage.fill_at_once(0.78)
-    outage.fill_evenly(seconds=140.0)
+    """No operator acts: etcd is filled to 80 %, the rest fills within minutes, and then no lock is granted."""
+    outage.fill_at_once(0.8)
+    outage.fill_evenly(seconds=110.0)
     outage.wait_for("LeaseholdEngineDown")
     print(*(f"{at:6.1f} s  {what}" for at, what in outage.log), sep="\n")
     refused = outage.when("first grant is refused")
