@@ -41,7 +41,9 @@ def test_every_kind_of_problem_can_occur_somewhere():
 FUZZED = sorted(set(app.ROUTES) - {"/v1/stream", "/v1/events", "/v1/calls", "/metrics"})
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(2000, marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "examples", [15, pytest.param(200, marks=pytest.mark.extended), pytest.param(10_000, marks=pytest.mark.faults)]
+)
 @pytest.mark.parametrize("path", FUZZED)
 def test_fuzzed_requests_get_the_answers_described(memory_server, path, examples):
     """Whatever the document permits: no 5xx, and statuses, media types and bodies as it says."""

@@ -156,7 +156,7 @@ def outage() -> Iterator[Outage]:
         etcd.kill()
 
 
-@pytest.mark.extended
+@pytest.mark.faults
 def test_full_quota_is_warned_of_before_the_first_refused_grant(outage):
     """No operator acts: etcd is filled to 80 %, the rest fills within minutes, and then no lock is granted."""
     outage.fill_at_once(0.8)
@@ -168,7 +168,7 @@ def test_full_quota_is_warned_of_before_the_first_refused_grant(outage):
     assert refused < outage.when("LeaseholdEngineDown is firing")
 
 
-@pytest.mark.extended
+@pytest.mark.faults
 def test_operator_who_acts_on_the_warning_prevents_the_outage(outage):
     """The operator does what the runbook says: compact, and defragment. No grant is refused, and the alert resolves."""
     outage.fill_at_once(0.81)

@@ -150,7 +150,6 @@ def _renewal(name: str, reply: Alive | Gone | LeaseholdError) -> schemas.Renewed
 async def release(app: App, request: Request) -> Response:
     body = read_body(schemas.ReleaseBody, request.body)
     claim = _claim(request, body, body.id, _RELEASE_TTL)
-    claim = claim._replace(min_hold=app.service.min_hold_of(claim.id_hash))
     with app.limits.call(request.caller, "release"):
         released = await app.service.release(claim, app.deadline(request))
     if released:

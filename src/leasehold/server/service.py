@@ -235,11 +235,6 @@ class Service:
             self._unhold(claim.id_hash)
         return await self._counted("release", partial(self.engine.release, claim), deadline)
 
-    def min_hold_of(self, id_hash: str) -> float:
-        """What the claim was granted with here: callers of the HTTP API need not repeat it to release."""
-        held = self.held.get(id_hash)
-        return 0.0 if held is None else held.claim.min_hold
-
     async def decline(self, claim: Claim, deadline: float) -> bool:
         """A remote engine refuses a reservation: it has no client to notify of it."""
         return await self._counted("decline", partial(self.engine.decline, claim), deadline)
