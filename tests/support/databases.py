@@ -151,7 +151,7 @@ class PostgresqlDatabase(Database):
         self.ask(f'drop role "{name}"')
 
     def drop(self) -> None:
-        self.ask("drop schema if exists {s} cascade")
+        self.server.ask(f"drop schema if exists {quote_identifier(self.schema).replace('%', '%%')} cascade")
 
 
 class MysqlDatabase(Database):

@@ -91,7 +91,7 @@ class Outage:
             self.look()
             if self.refused:
                 return
-            time.sleep(max(0.0, begin + count * pace - time.monotonic()))
+            time.sleep(max(0.0, begin + count * pace - time.monotonic()))  # pause: the pace of the writes
 
     def _put(self, value: str) -> None:
         self._written += 1

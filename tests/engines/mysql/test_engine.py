@@ -114,6 +114,7 @@ def test_connecting_without_tls_options_makes_no_tls_context(mysql, monkeypatch)
     def refuse(*_: object) -> None:
         raise AssertionError("a handshake made a TLS context")
 
-    monkeypatch.setattr(ssl, "SSLContext", refuse)
-    with Client(mysql.url(), ttl=60) as client, client.lock("job"):
-        assert len(client.inspect()) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ssl, "SSLContext", refuse)
+        with Client(mysql.url(), ttl=60) as client, client.lock("job"):
+            assert len(client.inspect()) == 1

@@ -190,16 +190,16 @@ def test_procedures_work_in_a_session_with_any_settings(mysql, isolation) -> Non
 
             key = ("", bucket("job"), "job", "m" * 32)
             held = client.lock("job").acquire()
-            attempt_args = (*key, "", "me", "here", 1, "", "exclusive", "lock", 1, 60_000_000, 0, False, 0, 1000)
+            attempt_args = (*key, "", "me", "here", 1, "", "exclusive", "lock", 1, 60_000_000, 0, 0, False, 0, 1000)
             ((answer, *_),) = call("attempt", *attempt_args)
             assert answer == 0
             held.release()
             ((answer, token, *_),) = call("attempt", *attempt_args)
             assert (answer, token > held.token) == (1, True)
             assert client.lock("job").try_acquire() is None, "the grant was committed"
-            assert call("release", *key[:3], "x" * 32, 0, True, 1000, token) == [("f",)], "not this claim's grant"
-            assert call("release", *key, 0, True, 1000, token + 1) == [], "the id hash decides, whatever the token"
-            assert call("release", *key, 0, True, 1000, token) == [("f",)]
+            assert call("release", *key[:3], "x" * 32, True, True, 1000, token) == [("f",)], "not this claim's grant"
+            assert call("release", *key, True, True, 1000, token + 1) == [], "the id hash decides, whatever the token"
+            assert call("release", *key, True, True, 1000, token) == [("f",)]
             with client.lock("job"):
                 pass
 

@@ -85,7 +85,7 @@ def test_plan_made_for_small_tables_reads_few_rows_when_they_grow(database, make
         database.ask(f"vacuum analyze {{s}}.lh_{table}")
     driver = make_driver(database.named_url("plans", listen="no"))
     driver.engine._attempts = 1  # not at random: far from a sweep of the queues
-    sweep_args = (*key(driver.claim("sweep")), "", "l", "h", 1, "p", "exclusive", "lock", 1, 1, 0, False, 8, 5000)
+    sweep_args = (*key(driver.claim("sweep")), "", "l", "h", 1, "p", "exclusive", "lock", 1, 1, 0, 0, False, 8, 5000)
     call_every_verb()
     queue(2, 2000)
     before = count_rows_read(database)
@@ -102,7 +102,7 @@ def insert_grants(database, first: int, last: int, expires_at: int) -> None:
     """Insert a grant for each name `held-N`, without a client."""
     database.ask(
         "insert into {s}.lh_grant select '', 'held-' || n, n, mod(n, 1024), md5(n::text), 2, '', 'l', 'h', 1, 'p', "
-        "'exclusive', 'lock', 1, null, 0, 0, 0, 0, %s, false from generate_series(%s::bigint, %s) n",
+        "'exclusive', 'lock', 1, null, 0, 0, 0, 0, %s, false, 0 from generate_series(%s::bigint, %s) n",
         *(expires_at, first, last),
     )
 

@@ -46,11 +46,11 @@ def uncommitted_call(database, verb: str, *values: object) -> Iterator[Any]:
 
 
 def release_args(claim: Claim) -> tuple[object, ...]:
-    return (*key(claim), 0, True, 5000)
+    return (*key(claim), True, True, 5000)
 
 
 def attempt_args(claim: Claim) -> tuple[object, ...]:
-    options = (*claim.holder, claim.mode, claim.kind, claim.limit, 30_000_000, 0, claim.queue, 0, 5000)
+    options = (*claim.holder, claim.mode, claim.kind, claim.limit, 30_000_000, 0, 0, claim.queue, 0, 5000)
     return (*key(claim), "", *options)
 
 
