@@ -186,6 +186,39 @@ def test_late_undo_does_not_end_a_newer_grant(nodes, make_driver) -> None:
     assert isinstance(other.attempt(other.claim()), Busy)
 
 
+def test_undo_of_another_client_does_not_end_a_repeated_grant(nodes, make_driver) -> None:
+    """A server whose clock is fast answers late, and its caller has repeated the claim at another server."""
+    fast, repeated, other = make_driver(nodes.url), make_driver(nodes.url), make_driver(nodes.url)
+    claim, requests = fast.claim(), fast.engine._requests
+    number = fast.engine._proposals.next_number() + 3_600_000_000
+    name = requests.name_keys("", "job")
+    late_attempt = as_eval(requests.scripts.attempt, requests.attempt(name, claim, number, 0))
+    late_undo = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, number))
+    send_raw(nodes.all[0], late_attempt)  # this node voted for the first request, the others for the second alone
+    repeated.acquire(claim)
+    for node in nodes.all:
+        assert send_raw(node, late_undo) == 0
+    assert isinstance(other.attempt(other.claim()), Busy)
+
+
+def test_client_with_slow_clock_can_undo_after_one_with_fast_clock(nodes, make_driver) -> None:
+    """A waiter moves to another server, gets too few votes there, and must return them."""
+    holder, driver = make_driver(nodes.url), make_driver(nodes.url)
+    held = holder.acquire(holder.claim(ttl=60.0))
+    claim, requests = driver.claim(queue=True), driver.engine._requests
+    fast = make_driver(nodes.url).engine
+    number, name = fast._proposals.next_number(), requests.name_keys("", "job")
+    first = fast._requests.attempt(name, claim, number + 3_600_000_000, number)
+    for node in nodes.all:
+        assert send_raw(node, as_eval(fast._scripts.attempt, first))[0] == 0, "busy: it is queued"
+    assert holder.release(held)
+    second = as_eval(requests.scripts.attempt, requests.attempt(name, claim, number, number))
+    undo = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, number))
+    for node in nodes.all:
+        assert send_raw(node, second)[0] > 0, "it votes for the claim"
+        assert send_raw(node, undo) == 1
+
+
 # -------------------------------------------------------- rejoins and releases
 
 

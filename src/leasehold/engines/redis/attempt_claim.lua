@@ -37,6 +37,8 @@ local function attempt_claim(claim)
       entry.ticket = claim.ticket or last_ticket
     end
   end
+  -- Clients' clocks may differ: a client whose clock is slow could never undo what it gets, if it inherited a number.
+  if entry.client ~= claim.client and entry.state ~= HELD then entry.number = nil end
   entry.heartbeat_expires_at, entry.client = now + WAITER_TTL, claim.client
   if claim.number then entry.number = math.max(entry.number or 0, claim.number) end
   if entry.state == PASSED then  -- new, or passed over

@@ -7,7 +7,8 @@ node decides is one script, an atomic step (`attempt.lua` and its siblings, over
   answered. A request that may still be executed late is followed by a release on the same connection, or the node gets
   the release first when it is back.
 - **Such a release is numbered.** It may be executed late, after the same claim has attempted again. So a node keeps a
-  vote that a request with a higher number got; else a holder would count on a vote that has just been withdrawn.
+  vote that a request with a higher number got, or one of another client, whose numbers come from another clock; else a
+  holder would count on a vote that has just been withdrawn.
 - **The queue.** Nodes order it by the clients' tickets, so all agree who is next. If several claims arrive at once and
   none gets a majority, each requeues its votes, and every node then votes for the same claim.
 """

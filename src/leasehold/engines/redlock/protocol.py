@@ -115,14 +115,15 @@ class RedlockRequests:
         return self._full_release(keys, claim, int(claim.min_hold >= 0), int(bool(claim.id)), 0, 0)
 
     def undo_attempt(self, keys: NameKeys, claim: Claim, number: int, ticket: int = 0) -> bytes:
-        """Release what the request with this number got, but not what a later request got; with a ticket, requeue."""
+        """Release what the request with this number got, but not what a later request or another client got; with a
+        ticket, requeue."""
         return self._full_release(keys, claim, 0, 1, number, ticket)
 
     def _full_release(self, keys: NameKeys, claim: Claim, *values: int) -> bytes:
         return (
-            encode_prefix(self.scripts.release, 5)
+            encode_prefix(self.scripts.release, 6)
             + keys.encoded
-            + encode_arguments(bytes.fromhex(claim.id_hash), *values)
+            + encode_arguments(bytes.fromhex(claim.id_hash), *values, self._client)
         )
 
     def decline(self, keys: NameKeys, claim: Claim) -> bytes:

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
 -- Release a claim on this node, held or queued (E6), or requeue it.
 -- ARGV  1 id hash; unless they are 1, 1, 0 and 0: 2 keep: 0 if min_hold does not apply  3 held: 0 ends a position or a reservation, never a grant
---       4 max_number: unless 0, do nothing if a request with a higher number has arrived since
---       5 ticket: unless 0, requeue the claim with this ticket
+--       4 max_number: unless 0, do nothing if a request with a higher number has arrived since, or one of another client,
+--         whose clock gives its numbers
+--       5 ticket: unless 0, requeue the claim with this ticket  6 client: compared if there is a max_number
 -- Reply 1: this call ended a grant or a reservation; 2: and the node then reserved the name for this claim; 0: there
 --       was none
 --@ node_preamble.lua
@@ -14,7 +15,7 @@ local max_number, ticket = tonumber(ARGV[4] or 0), tonumber(ARGV[5] or 0)
 expire_holders()
 local entry = find(ARGV[1])
 if entry and entry.state == HELD and ARGV[3] == '0' then entry = nil end
-if entry and max_number > 0 and (entry.number or 0) > max_number then entry = nil end
+if entry and max_number > 0 and (entry.client ~= ARGV[6] or (entry.number or 0) > max_number) then entry = nil end
 local ended = entry and entry.token > 0
 if entry and ticket > 0 then
   if ended then
