@@ -282,3 +282,22 @@ def test_lease_of_a_claim_that_moved_is_not_ended_by_its_first_client(url, make_
     assert second.release(moving._replace(token=0))
     assert isinstance(first.renew(kept), Alive)
     assert first.release(kept)
+
+
+@pytest.mark.parametrize("moves", [1, 2, 3])
+def test_client_that_a_waiter_has_left_cannot_decline_for_it(url, make_driver, moves) -> None:
+    """Otherwise a waiter that moved to another server would join the queue again, at its end, when its turn comes."""
+    holder, clients, other = make_driver(url), [make_driver(url), make_driver(url)], make_driver(url)
+    held = holder.acquire(holder.claim(ttl=60.0))
+    waiter, last = clients[0].claim(queue=True), other.claim(queue=True)
+    assert isinstance(clients[0].attempt(waiter), Busy)
+    assert isinstance(other.attempt(last), Busy)
+    for move in range(1, moves + 1):
+        assert clients[move % 2].attempt(waiter).position == 0
+    serving, left = clients[moves % 2], clients[(moves + 1) % 2]
+    assert holder.release(held)
+    assert not run_sync(left.engine.decline(waiter, left.deadline()))
+    assert isinstance(other.attempt(last), Busy)
+    assert isinstance(serving.attempt(waiter), Grant)
+    assert serving.release(waiter)
+    assert isinstance(other.attempt(last), Grant)

@@ -118,7 +118,8 @@ class EtcdAttempt:
             return REREAD
         # The first `limit` keys ahead hold the name, the others wait. For several readers, `_observe` corrects this.
         position = max(0, enqueued.total - claim_state.queue_key.limit)
-        claim_state.state = Queued(revision := queue.txn_revision(done), revision, position)
+        claim_state.written_revision = revision = queue.txn_revision(done)
+        claim_state.state = Queued(revision, revision, position)
         return enqueued
 
     def _is_free(self, enqueued: queue.Enqueued) -> bool:
@@ -137,7 +138,7 @@ class EtcdAttempt:
             return REREAD
         view = queue.parse_view(claim_state.queue_key, done)
         if done.succeeded:
-            queued.mod_revision = queue.txn_revision(done)
+            claim_state.written_revision = queued.mod_revision = queue.txn_revision(done)
             return view
         if self._own_key_exists(view):
             self._see_own_key(view.own)
@@ -249,12 +250,22 @@ class EtcdAttempt:
         if not self._own_key_exists(view):
             return REREAD
         self._see_own_key(view.own)
+        if view.own is not None and not await self._take_over(view.own):
+            return REREAD
         self._observe(view)
         if not queue.may_hold(claim_state.queue_key, len(view.conflicts)) or not self._own_key_active(view):
             return self._wait_reply(view)
         if claim_state.delays.left(self.runtime.now()) > 0:
             return await self._publish_delay(queued, view)
         return await self._claim_grant(checked=True, own=view.own)
+
+    async def _take_over(self, own: messages.KeyValue) -> bool:
+        """Write a waiter's key anew if another client has written it last: that one no longer serves the claim, and
+        must not decline for it. False: the key has changed meanwhile."""
+        if own.mod_revision == self.claim_state.written_revision or queue.parse_value(own.value).state != "waiting":
+            return True
+        lease = await self._adopt_lease(own.lease)
+        return lease is not None and await self._rewrite(own.value, lease) is not REREAD
 
     def _may_be_delayed(self) -> bool:
         """Whether a delay of an earlier entry is left, or may be."""

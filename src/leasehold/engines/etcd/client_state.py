@@ -68,6 +68,7 @@ class ClaimState:
         "queue_key",
         "state",
         "tag_revision",
+        "written_revision",
     )
 
     def __init__(self, queue_key: queue.QueueKey, runtime: Runtime) -> None:
@@ -79,6 +80,7 @@ class ClaimState:
         self.key_lease: EtcdLease | None = None  # the etcd lease that the key is attached to
         self.prepared_lease: EtcdLease | None = None  # the etcd lease that the next write attaches the key to
         self.delays = DelayTracker()  # delays of earlier entries
+        self.written_revision = 0  # of this client's last write to the key of the queued claim
         self.has_unconfirmed_write = False  # etcd may execute a write for this claim even after later requests
 
     @property

@@ -182,13 +182,17 @@ def send_release(client_state: EtcdClientState, rpc: RpcClient, claim: Claim, cl
 
 
 async def decline_first(client_state: EtcdClientState, rpc: RpcClient, claim: Claim, deadline: float) -> bool:
-    """Remove a waiter that is first in the queue: its key, if it has not become that of a grant meanwhile."""
+    """Remove a waiter that is first in the queue: its key, if it has not become that of a grant meanwhile, and no other
+    client has written it since, which then serves the claim."""
+    claim_state = client_state.find_claim_state(claim)
     root, prefix = client_state.url.root, queue.claim_prefix(client_state.url.root, claim)
     listed = await rpc.call(messages.RANGE, messages.RangeRequest(prefix, queue.range_end(prefix)), deadline)
     for kv in listed.kvs:
         entry = queue.parse_entry(root, kv)
         if entry is None or entry.value.id_hash != claim.id_hash:
             continue
+        if claim_state is None or kv.mod_revision != claim_state.written_revision:
+            return False
         if entry.value.state == "waiting" and _is_holder(root, entry, listed.kvs):
             delete = RequestOp(delete=messages.DeleteRangeRequest(kv.key))
             return bool((await rpc.call(messages.TXN, queue.if_unchanged_txn(kv, delete), deadline)).succeeded)
