@@ -1,5 +1,6 @@
 """Several workers of one server: they share the sockets, and pass wake-ups on to each other."""
 
+import http.client
 import os
 import signal
 import subprocess
@@ -92,6 +93,33 @@ def test_worker_that_is_killed_is_replaced_and_no_lease_is_lost(server, name, ne
             return False
 
     poll(renewed)
+
+
+def greeted_again(stream):
+    """Whether the stream begins anew; False: it ends."""
+    for _ in range(8):  # 40 s: something comes every 5 s
+        stream.text = ""
+        try:
+            stream.wait_for("\n\n")
+        except (AssertionError, OSError, http.client.HTTPException):  # it was at the worker that was killed
+            return False
+        if "hello" in stream.text:
+            return True
+    raise AssertionError("no waiter of this client learnt that it must attempt again")
+
+
+def test_streams_begin_anew_when_another_worker_is_replaced(server):
+    """The worker that ended may have been the one to wake a waiter whose stream is at another."""
+
+    def keeps_its_stream():
+        with server.stream("/v1/stream", headers={"Leasehold-Client": "greeted"}) as stream:
+            stream.wait_for("\n\n")
+            killed = workers_of(server)[0]
+            os.kill(killed, signal.SIGKILL)
+            poll(lambda: len(now := workers_of(server)) == WORKERS and killed not in now)
+            return greeted_again(stream)
+
+    poll(keeps_its_stream)
 
 
 def test_hangup_reaches_workers_and_ends_none(server):

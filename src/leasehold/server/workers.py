@@ -144,8 +144,10 @@ class Relay:
                 for lost in [each for each, worker in self._at.items() if worker == message.worker]:
                     self._gone(lost)
                 self._watching.discard(message.worker)
-                for own in self._service.streams:
+                for own, stream in self._service.streams.items():
                     self._send(message.worker, _Message("opened", self._own, *own))
+                    # The predecessor was to wake waiters whose stream is here: let them attempt again.
+                    stream.push(wire.Hello(self._service.engine.traits))
                 self._tell_watching()
             case "opened":
                 self._at[client] = message.worker
