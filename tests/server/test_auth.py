@@ -244,6 +244,18 @@ def test_file_that_cannot_be_read_changes_nothing_and_is_logged(path, damage, ca
     assert key not in caplog.text
 
 
+def test_file_whose_mode_was_corrected_is_read_without_a_signal(path):
+    """The log says which `chmod` to run. That changes neither the content nor its time."""
+    create(path, "web")
+    authenticator = Authenticator(path)
+    keys.revoke(path, "web")
+    path.chmod(0o666)
+    refresh(authenticator)
+    path.chmod(0o600)
+    refresh(authenticator)
+    assert not authenticator.still(Caller("web", (Right.parse("lock,read:shop:orders/"),)))
+
+
 def test_file_that_is_being_written_revokes_no_key(path):
     key = create(path, "web")
     authenticator, text = Authenticator(path), path.read_text()

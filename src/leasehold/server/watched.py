@@ -15,7 +15,7 @@ logger = logging.getLogger("leasehold.server.files")
 
 # Reads the files and returns what puts them in force. Nothing has changed if it raises.
 Read: TypeAlias = Callable[[Sequence[Path]], Callable[[], None]]
-_Version: TypeAlias = tuple[tuple[int, int, int, int] | None, ...]
+_Version: TypeAlias = tuple[tuple[int, ...] | None, ...]
 
 
 class Watched:
@@ -56,12 +56,13 @@ class Watched:
         return tuple(_version(path) for path in self._paths)
 
 
-def _version(path: Path) -> tuple[int, int, int, int] | None:
+def _version(path: Path) -> tuple[int, ...] | None:
+    """`ctime` changes with the owner and the mode as well, which decide whether a file is accepted."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _text(error: Exception) -> str:
