@@ -125,6 +125,16 @@ def test_bulkhead_of_key_applies_to_attempts_and_reads_only():
     limits.call(CRON, "attempt", "", "x").end()
 
 
+def test_call_about_no_namespace_counts_for_its_key_only():
+    """A key without rights in the default namespace must not use up the calls of that namespace."""
+    limits = Limits(LimitSettings(calls_per_key=2, calls_per_namespace=2))
+    for _ in range(2):
+        limits.call(WEB, "read")
+    with pytest.raises(TooMany):
+        limits.call(WEB, "read")
+    limits.call(CRON, "attempt", "", "orders/42")
+
+
 def test_zero_means_no_bulkhead():
     zero = {f"{what}_per_{per}": 0 for what in ("calls", "waiters") for per in ("key", "name", "namespace")}
     limits = Limits(LimitSettings(**zero))

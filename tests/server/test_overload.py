@@ -110,6 +110,7 @@ def test_every_route_and_verb_is_refused_in_the_order_of_its_class(under_way, re
             verbs = {
                 "attempt": ("attempt", {"claim": claim("z")}),
                 "inspect": ("read", {"prefix": ""}),
+                "ping": ("read", {}),
                 "release": ("release", {"claim": claim()}),
                 "break": ("release", {"name": "x", "token": 1}),
                 "renew": ("renew", {"claims": [{**lease, "token": granted["token"]}]}),

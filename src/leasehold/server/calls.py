@@ -166,7 +166,8 @@ def _inspect(app: App, request: Request, call: Call, deadline: float) -> Answer:
 
 def _ping(app: App, request: Request, call: Call, deadline: float) -> Answer:
     async def run() -> wire.Json:
-        await app.service.ping(deadline)
+        with app.limits.call(request.caller, "read"):
+            await app.service.ping(deadline)
         return {"value": wire.traits_to_json(app.service.engine.traits)}
 
     return run()

@@ -40,8 +40,9 @@ class Limits:
             "waiters", settings.waiters_per_key, settings.waiters_per_namespace, settings.waiters_per_name, self.refused
         )
 
-    def call(self, caller: Caller, kind: Class, namespace: str = "", name: str = "") -> Admitted:
-        """A call of the engine, until the `with` ends. Raises Overloaded or TooMany before anything is sent."""
+    def call(self, caller: Caller, kind: Class, namespace: str | None = None, name: str = "") -> Admitted:
+        """A call of the engine, until the `with` ends. Raises Overloaded or TooMany before anything is sent.
+        `namespace` is None for a call that is about no namespace."""
         most = self._most.get(kind)  # None: never refused
         if most is not None and self.calls >= most:
             raise self._refuse("calls", Overloaded(f"{self.calls} calls are under way at this server: retry"))
@@ -95,7 +96,7 @@ class Bulkheads:
         self._per_key, self._per_namespace, self._per_name = per_key, per_namespace, per_name
         self._counts: dict[Hashable, int] = {}
 
-    def enter(self, caller: Caller, namespace: str, name: str) -> tuple[Hashable, ...]:
+    def enter(self, caller: Caller, namespace: str | None, name: str) -> tuple[Hashable, ...]:
         """Count one more, and return what `leave` takes. Raises TooMany or Overloaded, and then counts nothing."""
         counts = self._counts
         entered: list[Hashable] = []
@@ -105,7 +106,7 @@ class Bulkheads:
                 self._note("key")
                 raise TooMany(f"{who} has {self._per_key} {self._what} at this server, which is its limit: retry")
             entered.append(who)
-        if self._per_namespace:
+        if self._per_namespace and namespace is not None:
             if counts.get((namespace,), 0) >= self._per_namespace:
                 self._note("namespace")
                 raise Overloaded(f"this namespace has {self._per_namespace} {self._what} at this server: retry")
