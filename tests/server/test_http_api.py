@@ -464,6 +464,13 @@ def test_wrong_method_is_405_and_says_the_right_one(memory_server, method, path)
     assert answer.headers["allow"] == {"/v1/locks": "GET"}.get(path, "POST")
 
 
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/stream"])
+def test_head_of_a_stream_is_405_and_does_not_stay_open(memory_server, path):
+    answer = memory_server.request("HEAD", path, headers={"Leasehold-Client": "c1"})
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+    assert memory_server.request("HEAD", "/v1/locks").status == 200
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -57,6 +57,9 @@ _READ: Final = ("invalid", "unauthorized", "forbidden", "too-many", "overloaded"
 _WRITE: Final = (*_READ, "slow", "too-large")
 _PROBE: Final = ("invalid", "draining", "engine-unavailable")
 
+# These have no HEAD: the answer would stay open, and that of /v1/stream would end the client's own stream.
+_STREAMS: Final = frozenset({"/v1/events", "/v1/stream"})
+
 # path -> method -> route
 ROUTES: Final[dict[str, dict[str, Route]]] = {
     "/v1/acquire": {
@@ -134,7 +137,8 @@ class App:
         methods = ROUTES.get(request.path)
         if methods is None:
             raise Problem("not-found", 404, f"there is no {request.path[:200]!r} here: see /openapi.json")
-        route = methods.get("GET" if request.method == "HEAD" else request.method)
+        has_head = request.method == "HEAD" and request.path not in _STREAMS
+        route = methods.get("GET" if has_head else request.method)
         if route is None:
             allowed = ", ".join(methods)
             raise Problem(
