@@ -2,6 +2,7 @@
 
 import itertools
 import secrets
+import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -267,6 +268,39 @@ def test_id_of_another_lease_under_a_permitted_name_is_no_way_in(tenant, namespa
     assert "gone" in renewed["renewed"][0]
     assert tenant.call(key, "release", claim={**body, "ttl": 300})["value"] is not True
     assert tenant.token(victim) == victim["token"]
+
+
+@pytest.mark.parametrize("path", ["/v1/acquire", "/v1/release", "/v1/renew"])
+@pytest.mark.parametrize("waits", ["long-poll", "stream"])
+def test_id_of_a_waiter_under_a_permitted_name_does_not_end_its_wait(tenant, path, waits):
+    """A key for one name must not take a waiter of another name out of its queue by its id."""
+    lease, mine = tenant.hold("other"), PREFIX + secrets.token_hex(8)
+    waiting = {**select(lease, "namespace", "name"), "id": secrets.token_hex(16), "ttl": 30}
+    where = f"/v1/locks?namespace=other&name={lease['name']}"
+    granted = []
+
+    def wait():
+        granted.append(tenant.server.post("/v1/acquire", {**waiting, "wait": 50}, key=tenant.operator).status)
+
+    with tenant.server.stream("/v1/stream", key=tenant.operator, headers={"Leasehold-Client": "c1"}) as wakeups:
+        wakeups.wait_for("hello")
+        long_poll = threading.Thread(target=wait)
+        if waits == "long-poll":
+            long_poll.start()
+        else:
+            assert "busy" in tenant.call(tenant.operator, "attempt", claim={**waiting, "queue": True})
+        poll(lambda: tenant.server.get(where, key=tenant.operator).json["queue"])
+        body = {"namespace": NAMESPACE, "name": mine, "id": waiting["id"]}
+        body |= {"token": 7} if path == "/v1/renew" else {}
+        status = tenant.server.post(path, body, key=tenant.by_rights[("lock",), "shop:orders/"]).status
+        assert status == (410 if path == "/v1/renew" else 422)
+        tenant.server.post("/v1/release", select(lease, "namespace", "name", "id"), key=tenant.operator)
+        if waits == "long-poll":
+            long_poll.join()
+            assert granted == [200]
+        else:
+            wakeups.wait_for("wakeup")
+    tenant.server.post("/v1/release", select(waiting, "namespace", "name", "id"), key=tenant.operator)
 
 
 def test_hash_of_an_id_neither_acquires_renews_nor_releases(tenant):

@@ -252,7 +252,7 @@ class App:
 
     def admit_waiter(self, request: Request, claim: Claim) -> Slot:
         """Counts a waiter. A repetition goes on with what its earlier request has."""
-        slot = self.service.take_slot(claim.id_hash)
+        slot = self.service.take_slot(claim)
         return slot or self.limits.waiter(request.caller, claim.namespace, claim.name)
 
     def explain(self, request: Request, error: Exception) -> Problem:

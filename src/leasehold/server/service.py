@@ -10,6 +10,8 @@ Three rules:
    id was made here and never sent: no caller can know it.
 2. A release waits for the attempts of the same claim that are under way here, so that it cannot overtake them (E6). It
    ends a long-poll of the claim first: its next attempt would take the name again.
+   A claim is its name and its id: what is noted here for an id under another name, which the caller may not be
+   permitted to lock, stays as it is.
 3. A route lives for 15 s after its claim was last heard of, as the queue entry does (E7): a dead client keeps nothing.
 """
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -36,6 +38,7 @@ from leasehold.server.problems import Draining, invalid
 from leasehold.server.routes import ClientKey, Held, LongPoll, Registry, Relay, Route, Slot, Stream
 
 T = TypeVar("T")
+N = TypeVar("N", LongPoll, Route, Held)
 
 
 _log = logging.getLogger("leasehold.server")
@@ -187,7 +190,7 @@ class Service:
         if granted and not (poll.ended == "hung up" and not poll.own_id):
             self.registry.remove_waiter(claim.id_hash)
         elif not poll.own_id and poll.ended != "draining":
-            self._unhold(claim.id_hash)
+            self._unhold(claim)
             self.engine.forget(
                 claim._replace(min_hold=NO_MIN_HOLD)
             )  # made here and never sent: no caller can repeat it
@@ -216,23 +219,24 @@ class Service:
             elif isinstance(reply, Alive):
                 if claim.token:
                     self._hold(claim, client, reply.ttl)
-                elif (route := self.routes.get(claim.id_hash)) is not None and route.client == client:
+                elif (route := self._same(claim, self.routes)) is not None and route.client == client:
                     route.expires_at = self.runtime.now() + timing.WAITER_TTL
         return replies
 
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         """Give up a claim, after its attempts under way (rule 2). Raises Unavailable if those outlast the deadline."""
         deadline = self._bounded(deadline)
-        if claim.id and (poll := self.polls.get(claim.id_hash)) is not None:
+        if claim.id and (poll := self._same(claim, self.polls)) is not None:
             poll.end("released")
         while under_way := self._attempts.get(claim.id_hash):
             left = deadline - self.runtime.now()
             if left <= 0:
                 raise Unavailable("an attempt of the same claim is still under way")
             await asyncio.wait(set(under_way), timeout=left)
+        self._check_name(claim)
         if claim.id:
             self._remove_route(claim.id_hash)
-            self._unhold(claim.id_hash)
+            self._unhold(claim)
         return await self._counted("release", partial(self.engine.release, claim), deadline)
 
     async def decline(self, claim: Claim, deadline: float) -> bool:
@@ -269,6 +273,7 @@ class Service:
         """Raise if the engine must not be asked."""
         if not claim.id:
             raise invalid("an attempt needs the claim's id")
+        self._check_name(claim)
         traits, missing = self.engine.traits, []
         if claim.mode == "shared" and not traits.shared:
             missing.append("shared")
@@ -490,7 +495,9 @@ class Service:
 
     def _hold(self, claim: Claim, client: ClientKey | None, ttl: float) -> None:
         """Note a grant until it would end unrenewed: whom to notify of a break, and what to disown then."""
-        held = self.held.get(claim.id_hash)
+        held = self._same(claim, self.held)
+        if held is None and claim.id_hash in self.held:
+            return
         if held is None or (client is not None and held.client != client):
             held = self._new_held(claim, client)
         held.expires_at = self.runtime.now() + ttl
@@ -504,9 +511,10 @@ class Service:
         self.registry.held[claim.id_hash] = lambda: held
         return held
 
-    def _unhold(self, id_hash: str) -> None:
-        if self.held.pop(id_hash, None) is not None:
-            self.registry.held.pop(id_hash, None)
+    def _unhold(self, claim: Claim) -> None:
+        if self._same(claim, self.held) is not None:
+            del self.held[claim.id_hash]
+            self.registry.held.pop(claim.id_hash, None)
 
     def _remove_route(self, id_hash: str) -> None:
         if (route := self.routes.pop(id_hash, None)) is not None:
@@ -515,9 +523,20 @@ class Service:
             _end(route.slot)
             self._unlink(route)
 
-    def take_slot(self, id_hash: str) -> Slot | None:
+    def _same(self, claim: Claim, notes: Mapping[str, N]) -> N | None:
+        """What is noted of this claim. A note of its id under another name is none of it."""
+        noted = notes.get(claim.id_hash)
+        return noted if noted is not None and noted.claim[:2] == claim[:2] else None
+
+    def _check_name(self, claim: Claim) -> None:
+        """Raise if the id waits here for another name. Engines would forget that waiter: they know it by its id."""
+        waiting = self.polls.get(claim.id_hash) or self.routes.get(claim.id_hash)
+        if waiting is not None and waiting.claim[:2] != claim[:2]:
+            raise invalid("this id waits for another name: make a new one for each acquire")
+
+    def take_slot(self, claim: Claim) -> Slot | None:
         """The slot of a claim that is known here, for a repetition of its request."""
-        known = self.routes.get(id_hash) or self.polls.get(id_hash)
+        known = self._same(claim, self.routes) or self._same(claim, self.polls)
         if known is None:
             return None
         slot, known.slot = known.slot, None
@@ -531,8 +550,10 @@ class Service:
 
     def _disown(self, claim: Claim) -> None:
         """Note nothing of the claim any more. The engine is not asked: the claim may live on, at another server."""
+        self._unhold(claim)
+        if claim.id_hash in self.routes and self._same(claim, self.routes) is None:
+            return
         self._remove_route(claim.id_hash)
-        self._unhold(claim.id_hash)
         if claim.id_hash not in self.polls and claim.id_hash not in self._attempts:
             self.engine.disown(claim)
 
