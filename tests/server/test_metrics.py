@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from datetime import UTC, datetime
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.running_server import poll
+import leasehold
+from leasehold.server import keys
+from leasehold.server.keys import Right
+from tests.support.running_server import poll, running
 
 
 def test_metrics_show_the_health_of_the_engine(server):
@@ -21,3 +28,61 @@ def test_metrics_show_the_health_of_the_engine(server):
     assert "leasehold_server_requests" in found
     if scheme == "redis":
         assert {sample.labels["version"] for sample in found["leasehold_engine_info"].samples} != {""}
+
+
+def _samples(server, **named):
+    page = server.get("/metrics", **named).body.decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_acquires_by_outcome_and_path(memory_server, new_id):
+    """By both ways in: the HTTP API, and a Python client, whose waiters have a stream."""
+    labels = {"engine": "memory", "namespace": "metrics", "group": "orders/*"}
+
+    def acquires(outcome, path):
+        found = _samples(memory_server)
+        key = ("leasehold_acquires_total", *sorted({**labels, "outcome": outcome, "path": path}.items()))
+        if outcome == "granted":
+            timed = ("leasehold_acquire_seconds_count", *sorted({**labels, "path": path}.items()))
+            assert found.get(timed) == found.get(key)
+        return found.get(key, 0)
+
+    body = {"namespace": "metrics", "name": "orders/1"}
+    held = memory_server.post("/v1/acquire", {**body, "id": new_id()}).json
+    assert memory_server.post("/v1/acquire", {**body, "id": new_id()}).kind == "busy"
+    assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "wait": 0.05}).kind == "busy"
+    assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "limit": 3}).kind == "mismatch"
+    assert acquires("granted", "direct") == acquires("busy", "direct") == acquires("error", "direct") == 1
+    assert acquires("timeout", "queued") == 1
+
+    with leasehold.Client(f"http://127.0.0.1:{memory_server.port}", namespace="metrics") as client:
+        with client.lock("orders/2"):
+            assert acquires("granted", "direct") == 2
+        with pytest.raises(leasehold.NotAcquired):
+            client.lock("orders/1").acquire(wait=0.2)
+        poll(lambda: acquires("timeout", "queued") == 2)
+        waiting = threading.Thread(target=lambda: client.lock("orders/1").acquire(wait=60).release())
+        waiting.start()
+        poll(lambda: [each for each in client.inspect("orders/1") if each.state == "waiting"])
+        memory_server.post("/v1/release", {**body, "id": held["id"]})
+        waiting.join()
+    assert acquires("granted", "queued") == 1
+    assert acquires("granted", "direct") == 2
+
+
+def test_metrics_show_namespaces_only_to_callers_that_may_read_all(tmp_path):
+    path = tmp_path / "keys.toml"
+    now = datetime.now(UTC)
+    tenant = keys.create(path, "tenant", [Right.parse("lock,read:shop:")], now=now)
+    monitor = keys.create(path, "monitor", [Right.parse("read:*:")], now=now)
+    with running("--keys", str(path)) as server:
+        server.post("/v1/acquire", {"namespace": "shop", "name": "payroll/1"}, key=tenant)
+        assert b"payroll" in server.get("/metrics", key=monitor).body
+        seen = server.get("/metrics", key=tenant).body
+        assert b"leasehold_server_requests" in seen
+        assert b"payroll" not in seen
+        assert b"shop" not in seen

@@ -73,21 +73,19 @@ async def acquire(app: App, request: Request) -> Response:
     try:
         reply, waited = await service.acquire(poll, wait, latest)
     except LeaseholdError as error:
-        app.report("failed", request, claim, reason=problems.problem_for(error).kind, error=type(error).__name__)
+        app.report_failure(request, claim, error)
         raise
     finally:
         hang_up.cancel()
     request.waited = waited
     waited = floor(waited * 1000) / 1000  # never rounded up: callers add it to the ttl (E8)
     if isinstance(reply, Busy):
-        app.report("busy", request, claim, queued=wait > 0, reason=reply.holder.label if reply.holder else None)
+        app.report("busy", request, claim, queued=poll.queued, reason=reply.holder.label if reply.holder else None)
         if poll.ended == "draining":
             detail = "this server is about to end: ask another one with the same id, the position is kept"
             raise Draining(detail, id=claim.id)
         raise problems.busy(claim.name, reply, waited)
-    app.report(
-        "granted", request, claim, token=reply.token, seconds=waited, queued=waited > 0, ttl=reply.ttl, slot=reply.slot
-    )
+    app.report_grant(request, claim, reply, request.arrived, poll.queued)
     return json_response(
         schemas.Lease(
             id=claim.id,

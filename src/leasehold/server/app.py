@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from leasehold import tracing
-from leasehold.errors import LeaseholdError
+from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.events import Event, EventKind
-from leasehold.model import Alive, Claim, Gone
+from leasehold.model import Alive, Claim, Gone, Grant
 from leasehold.server import api, calls, feed, metrics, openapi, problems, schemas
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator, certificate_names
@@ -214,8 +214,19 @@ class App:
 
     def _pass_on(self, event: Event, request: Request) -> None:
         self.feed(event)
+        self.metrics.locks.count(event)
         if self.audit is not None:
             self.audit.note(event, request)
+
+    def report_grant(self, request: Request, claim: Claim, grant: Grant, began: float, queued: bool) -> None:
+        seconds = self.service.runtime.now() - began
+        fields = {"token": grant.token, "ttl": grant.ttl, "slot": grant.slot}
+        self.report("granted", request, claim, seconds=seconds, queued=queued, **fields)
+
+    def report_failure(self, request: Request, claim: Claim, error: LeaseholdError) -> None:
+        """An acquire ended without an answer of the engine, or was refused."""
+        name = "Unavailable" if isinstance(error, Unavailable) else type(error).__name__
+        self.report("failed", request, claim, reason=problems.problem_for(error).kind, error=name)
 
     def report_renewal(self, request: Request, claim: Claim, reply: Alive | Gone | LeaseholdError) -> None:
         if isinstance(reply, Alive):

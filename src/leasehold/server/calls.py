@@ -69,15 +69,20 @@ def _attempt(app: App, request: Request, call: Call, deadline: float) -> Answer:
     claim = _claim(app, request, call)
 
     async def run() -> wire.Json:
-        is_first = claim.id_hash not in app.service.routes
-        with app.admit_attempt(request, claim)(is_first):
-            slot = app.admit_waiter(request, claim) if claim.queue else None
-            reply = await app.service.attempt(claim, request.client, deadline, slot)
+        since = app.service.queued_since(claim)
+        try:
+            with app.admit_attempt(request, claim)(since is None):
+                slot = app.admit_waiter(request, claim) if claim.queue else None
+                reply = await app.service.attempt(claim, request.client, deadline, slot)
+        except LeaseholdError as error:
+            if since is None:  # a waiter goes on: its client attempts again
+                app.report_failure(request, claim, error)
+            raise
         answer = wire.answer_to_json(reply)
         if isinstance(reply, Busy):
             answer["heard"] = app.service.hears(request.client)
         else:
-            app.report("granted", request, claim, token=reply.token, ttl=reply.ttl, slot=reply.slot, queued=claim.queue)
+            app.report_grant(request, claim, reply, request.arrived if since is None else since, since is not None)
         return answer
 
     return run()
@@ -117,9 +122,12 @@ def _release(app: App, request: Request, call: Call, deadline: float) -> Answer:
     claim = _claim(app, request, call)
 
     async def run() -> wire.Json:
+        since = app.service.queued_since(claim)
         with app.limits.call(request.caller, "release"):
             released = await app.service.release(claim, deadline)
-        if released:
+        if since is not None:
+            app.report("busy", request, claim, queued=True, seconds=app.service.runtime.now() - since)
+        elif released:
             app.report("released", request, claim)
         return {"value": released}
 

@@ -1,17 +1,59 @@
-"""The metrics of the server itself: requests, calls of the engine, waiters, refusals, the breaker."""
+"""The metrics of the server: requests, calls of the engine, waiters, refusals, the breaker; and of the locks that are
+acquired through it, which only callers see that may read every name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from leasehold.events import Event
+from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.messages import Request, Response, known_arguments
 from leasehold.telemetry.families import CONTENT_TYPE, Counter, Family, Histogram, Source, counter, gauge, metrics_text
+from leasehold.telemetry.groups import Groups
+from leasehold.telemetry.metrics import ACQUIRE_BUCKETS, LABELS, outcome_of
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
 
+_MAX_GROUPS: Final = 100  # pairs of namespace and group; names of others are counted as `other`
 _BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class LockMetrics:
+    """What the server sees of acquires and leases, named as in `telemetry.Metrics`. That one also counts leases held,
+    which a server cannot: it does not see that a grant expires."""
+
+    def __init__(self) -> None:
+        self._groups = Groups(limit=_MAX_GROUPS)
+        self._acquires = Counter("leasehold_acquires", "Acquires that ended.", (*LABELS, "outcome", "path"))
+        self._acquire_seconds = Histogram(
+            "leasehold_acquire_seconds", "Seconds until the grant.", ACQUIRE_BUCKETS, (*LABELS, "path")
+        )
+        self._renewals = Counter("leasehold_renewals", "Renewals that were sent.", (*LABELS, "outcome"))
+        self._lost = Counter("leasehold_leases_lost", "Leases lost.", (*LABELS, "reason"))
+        self._breaks = Counter("leasehold_breaks", "Locks broken by operators.", LABELS[:2])
+
+    def count(self, event: Event) -> None:
+        labels = (event.engine, *self._groups.find(event.namespace, event.name))
+        path = "queued" if event.queued else "direct"
+        match event.kind:
+            case "granted" | "busy" | "failed":
+                self._acquires.inc(*labels, outcome_of(event), path)
+                if event.kind == "granted":
+                    self._acquire_seconds.series(*labels, path).observe(event.seconds or 0.0)
+            case "renewed" | "renew_failed":
+                self._renewals.inc(*labels, "ok" if event.kind == "renewed" else "failed")
+            case "lost":
+                self._lost.inc(*labels, event.reason or "")
+            case "broken":
+                self._breaks.inc(*labels[:2])
+
+    def families(self) -> Iterable[Family]:
+        for metric in (self._acquires, self._acquire_seconds, self._renewals, self._lost, self._breaks):
+            yield metric.family()
+        overflowed = self._groups.overflowed
+        yield counter("leasehold_groups_overflowed", "Names counted as other.", ({}, overflowed))
 
 
 class ServerMetrics:
@@ -27,6 +69,7 @@ class ServerMetrics:
             "leasehold_engine_call_seconds", "Seconds per call of the engine.", _BUCKETS, ("engine", "call", "outcome")
         )
         self._engine = app.service.config.scheme
+        self.locks = LockMetrics()
         self.sources: list[Source] = []  # that are shown, too
         app.service.measure = self._measure
 
@@ -55,4 +98,7 @@ class ServerMetrics:
 
 async def metrics(app: App, request: Request) -> Response:
     known_arguments(request)
-    return Response(200, CONTENT_TYPE, metrics_text(app.metrics).encode())
+    sources: list[Source] = [app.metrics]
+    if request.caller.may("read", ANY_NAMESPACE, ""):  # labels show namespaces and parts of names
+        sources.append(app.metrics.locks)
+    return Response(200, CONTENT_TYPE, metrics_text(*sources).encode())

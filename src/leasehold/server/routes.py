@@ -69,10 +69,10 @@ class Stream(Generic[T]):
 class Route:
     """A queued claim, and the client to wake for it. Without a client: a long-poll's claim, kept for a repetition."""
 
-    __slots__ = ("claim", "client", "expires_at", "heard", "slot", "task", "woken")
+    __slots__ = ("began", "claim", "client", "expires_at", "heard", "slot", "task", "woken")
 
-    def __init__(self, claim: Claim, client: ClientKey | None) -> None:
-        self.claim, self.client = claim, client
+    def __init__(self, claim: Claim, client: ClientKey | None, began: float) -> None:
+        self.claim, self.client, self.began = claim, client, began
         self.expires_at = 0.0
         self.heard = False  # the client had a stream here when it attempted
         self.woken = False  # it was notified since its last attempt
@@ -119,13 +119,14 @@ class Registry(ClaimRegistry):
 class LongPoll:
     """A request that waits in the queue for its caller. `end` may be called at any time, and stops the waiting."""
 
-    __slots__ = ("_wait", "admit", "claim", "ended", "own_id", "slot")
+    __slots__ = ("_wait", "admit", "claim", "ended", "own_id", "queued", "slot")
 
     def __init__(self, claim: Claim, own_id: bool, admit: Callable[[bool], AbstractContextManager[object]]) -> None:
         self.claim, self.own_id = claim, own_id
         self.admit = admit  # counts an attempt; raises if the first is one too many
         self.slot: Slot | None = None  # of the limit on waiters
         self.ended = ""  # why; empty while it runs
+        self.queued = False  # the claim had to wait
         self._wait: asyncio.Task[None] | None = None
 
     def end(self, why: str) -> None:
@@ -138,6 +139,7 @@ class LongPoll:
             self._wait.cancel()
 
     async def wait(self, waiting: Coroutine[Any, Any, None]) -> None:
+        self.queued = True
         self._wait = asyncio.get_running_loop().create_task(waiting)
         try:
             if not self.ended:

@@ -435,7 +435,7 @@ class Service:
         """Wait for the claim's wake-up, in a task."""
         route = self.routes.get(claim.id_hash)
         if route is None:
-            route = self.routes[claim.id_hash] = Route(claim, client)
+            route = self.routes[claim.id_hash] = Route(claim, client, self.runtime.now())
         elif route.client is not None and route.client != client:
             self._unlink(route)
         if route.slot is not slot:
@@ -533,6 +533,11 @@ class Service:
         waiting = self.polls.get(claim.id_hash) or self.routes.get(claim.id_hash)
         if waiting is not None and waiting.claim[:2] != claim[:2]:
             raise invalid("this id waits for another name: make a new one for each acquire")
+
+    def queued_since(self, claim: Claim) -> float | None:
+        """When the claim began to wait here, by an earlier attempt; None: it does not."""
+        route = self._same(claim, self.routes)
+        return None if route is None else route.began
 
     def take_slot(self, claim: Claim) -> Slot | None:
         """The slot of a claim that is known here, for a repetition of its request."""
