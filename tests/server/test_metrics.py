@@ -86,3 +86,12 @@ def test_metrics_show_namespaces_only_to_callers_that_may_read_all(tmp_path):
         assert b"leasehold_server_requests" in seen
         assert b"payroll" not in seen
         assert b"shop" not in seen
+
+
+def test_metrics_show_records_of_the_audit_log(tmp_path):
+    """The alert on records that could not be written needs them."""
+    with running("--audit-file", str(tmp_path / "audit.jsonl")) as server:
+        server.post("/v1/acquire", {"name": "orders/1"})
+        found = _samples(server)
+        assert found["leasehold_audit_records_total",] == 2  # open, grant
+        assert found["leasehold_audit_errors_total",] == 0

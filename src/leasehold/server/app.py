@@ -110,6 +110,8 @@ class App:
         self.service, self.authenticator, self.limits, self.audit = service, authenticator, limits, audit
         self.feed = feed.Feed()
         self.metrics = metrics.ServerMetrics(self)
+        if audit is not None:
+            self.metrics.sources.append(audit.file)
 
     def drain(self) -> None:
         """The server is about to end: callers go on at another one."""
