@@ -122,7 +122,7 @@ async def renew_many(app: App, request: Request) -> Response:
         try:
             claims.append(_claim(request, lease, lease.id, lease.ttl)._replace(token=lease.token))
         except Problem as problem:
-            refused[number] = problem
+            refused[number] = app.explain(request, problem)
     with app.limits.call(request.caller, "renew"):
         answered = await app.service.renew(claims, None, app.deadline(request)) if claims else []
     for claim, reply in zip(claims, answered, strict=True):

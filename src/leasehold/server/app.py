@@ -23,7 +23,7 @@ from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator, certificate_names
 from leasehold.server.limits import Admitted, Limits
 from leasehold.server.messages import EventStream, Request, Response, problem_response, read_query
-from leasehold.server.problems import Draining, Problem, invalid
+from leasehold.server.problems import Draining, Forbidden, Problem, invalid
 from leasehold.server.routes import Slot, Stream
 from leasehold.server.service import Service
 
@@ -274,8 +274,8 @@ class App:
         problem = problems.problem_for(error)
         if problem.kind == "internal":
             _log.error("%s %s failed (request %s)", request.method, request.path, request.request_id, exc_info=error)
-        elif problem.kind == "forbidden" and self.audit is not None:
-            self.audit.note_denied(request, str(problem))
+        elif isinstance(problem, Forbidden) and self.audit is not None:
+            self.audit.note_denied(request, problem)
         elif problem is not error and problem.kind == "engine-unavailable":
             _log.info("%s %s: %s (request %s)", request.method, request.path, error, request.request_id)
         return problem

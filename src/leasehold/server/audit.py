@@ -8,7 +8,7 @@ from contextlib import suppress
 from leasehold.errors import ConfigError
 from leasehold.events import Event
 from leasehold.server.messages import Request
-from leasehold.server.problems import Overloaded
+from leasehold.server.problems import Forbidden, Overloaded
 from leasehold.telemetry.audit.file import AuditFile, fields_of
 
 
@@ -43,11 +43,13 @@ class Audit:
         self.file.write(action, **fields)
         self._flush_soon()
 
-    def note_denied(self, request: Request, why: str) -> None:
+    def note_denied(self, request: Request, problem: Forbidden) -> None:
         self.file.write(
             "denied",
+            namespace=problem.namespace,
+            name=problem.name,
             subject=request.caller.who,
-            why=why,
+            why=str(problem),
             result=request.path,
             request=request.request_id,
             trace=request.trace or None,

@@ -19,7 +19,7 @@ from leasehold.errors import LeaseholdError
 from leasehold.model import Alive, Busy, Claim, Gone
 from leasehold.server import problems
 from leasehold.server.messages import EventStream, Request, Response, checked, encode, json_response, problem_member
-from leasehold.server.problems import Problem, invalid
+from leasehold.server.problems import Forbidden, invalid
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
@@ -105,14 +105,22 @@ def _renew(app: App, request: Request, call: Call, deadline: float) -> Answer:
             if claim.token:
                 app.report_renewal(request, claim, reply)
         replies = iter(answered)
-        return {"renewed": [_renewed(request, next(replies) if may else None) for may in permitted]}
+        return {
+            "renewed": [
+                _renewed(next(replies)) if may else _denied(app, request, claim)
+                for claim, may in zip(claims, permitted, strict=True)
+            ]
+        }
 
     return run()
 
 
-def _renewed(request: Request, reply: Alive | Gone | LeaseholdError | None) -> wire.Json:
-    if reply is None:
-        reply = Problem("forbidden", 403, f"{request.caller.who} may not lock this name")
+def _denied(app: App, request: Request, claim: Claim) -> wire.Json:
+    problem = Forbidden(request.caller.who, "lock", claim.namespace, claim.name)
+    return {"problem": problem_member(app.explain(request, problem))}
+
+
+def _renewed(reply: Alive | Gone | LeaseholdError) -> wire.Json:
     if isinstance(reply, LeaseholdError):
         return {"problem": problem_member(problems.problem_for(reply))}
     return wire.answer_to_json(reply)

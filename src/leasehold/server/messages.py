@@ -13,7 +13,7 @@ import msgspec
 from leasehold.errors import ConfigError
 from leasehold.server import problems
 from leasehold.server.auth import ANYONE, Caller, Verb
-from leasehold.server.problems import Problem, invalid
+from leasehold.server.problems import Forbidden, Problem, invalid
 from leasehold.server.routes import ClientKey
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -57,12 +57,12 @@ class Request:
     def allow(self, verb: Verb, namespace: str, name: str) -> None:
         """Raise unless the caller has this right for this name."""
         if not self.caller.may(verb, namespace, name):
-            raise Problem("forbidden", 403, f"{self.caller.who} may not {verb} this name")
+            raise Forbidden(self.caller.who, verb, namespace, name)
 
     def allow_reading(self, namespace: str, prefix: str, exact: bool) -> None:
         caller = self.caller
         if not (caller.may("read", namespace, prefix) if exact else caller.may_list(namespace, prefix)):
-            raise Problem("forbidden", 403, f"{caller.who} may not read these names")
+            raise Forbidden(caller.who, "read", namespace, prefix, "these names")
 
 
 class Response(NamedTuple):

@@ -44,6 +44,14 @@ class Problem(LeaseholdError):
         super().__init__(detail)
 
 
+class Forbidden(Problem):
+    """The caller has no right to do this. Namespace and name, or prefix, are for the audit log."""
+
+    def __init__(self, who: str, verb: str, namespace: str, name: str, what: str = "this name") -> None:
+        self.namespace, self.name = namespace, name
+        super().__init__("forbidden", 403, f"{who} may not {verb} {what}")
+
+
 class Overloaded(Problem):
     """A limit of the whole server is reached. The engine was not asked."""
 
