@@ -43,7 +43,7 @@ def _check_up(health: Health) -> Finding:
         "reachable",
         "danger",
         health.error or "the engine cannot grant locks",
-        "check the URL, the network and the servers: no lock is granted until this is mended",
+        "check the URL and its credentials, the network and the servers: no lock is granted until this is mended",
         "E5",
     )
 
