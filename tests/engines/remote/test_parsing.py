@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from leasehold.engines.remote.parsing import (
     BEAT,
+    MAX_BODY,
     MAX_EVENT,
     MAX_HEAD,
     MAX_HEADERS,
@@ -161,6 +162,7 @@ def test_any_bytes_raise_nothing_but_connection_errors(data):
 
 def test_large_body_costs_no_more_than_its_size():
     parser = ResponseParser()
+    parser.max_body = MAX_BODY
     parser.feed(OK + b"Content-Length: %d\r\n\r\n" % (4 << 20))
     copied = 0
     for _ in range(64):

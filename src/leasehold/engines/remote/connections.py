@@ -11,11 +11,12 @@ connection discards that answer when it arrives.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from copy import copy
 from typing import Final, NoReturn
 
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
-from leasehold.engines.remote.parsing import Response, ResponseParser
+from leasehold.engines.remote.parsing import MAX_BODY, USUAL_BODY, Response, ResponseParser
 from leasehold.engines.remote.servers import Connections, NotConnected, Server, StaleConnection, read_answers
 from leasehold.engines.remote.wire import Json
 from leasehold.errors import LeaseholdError
@@ -26,6 +27,11 @@ from leasehold.runtime.net.event_loop import LoopStream, connect_in_loop
 _MAX_IDLE: Final = 64  # unused connections that are kept, per server
 _MAX_LINES: Final = 8  # connections of a loop to one server
 _MAX_BATCH: Final = 128  # calls of one request
+
+
+def _max_body(calls: Sequence[Json]) -> int:
+    """The longest answer to expect: only a list of locks is long."""
+    return MAX_BODY if any(call["do"] == "inspect" for call in calls) else USUAL_BODY
 
 
 class BlockingPool:
@@ -42,6 +48,7 @@ class BlockingPool:
         found = self._take_idle(idle) if reuse else None
         stream, parser = found or self._open(server, deadline)
         try:
+            parser.max_body = _max_body([call])
             request = server.calls_request(self._registry.client_id, [call], deadline - self._runtime.now())
             response: Response = stream.call(request, deadline)
         except BaseException as error:
@@ -123,7 +130,7 @@ class LoopConnections:
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, engine: str) -> None:
         self._runtime, self._registry, self._engine = runtime, registry, engine
         self._lines: dict[Server, _Lines] = {}
-        self._all: set[LoopStream] = set()
+        self._all: dict[LoopStream, ResponseParser] = {}
 
     async def call(self, server: Server, call: Json, deadline: float, reuse: bool = True) -> Json:
         lines = self._lines.setdefault(server, _Lines()) if reuse else _Lines()
@@ -155,16 +162,15 @@ class LoopConnections:
             return
         lines.count += 1
         try:
-            stream = await connect_in_loop(
-                server.address, server.tls, ResponseParser(), self._runtime.now, entry.deadline
-            )
+            parser = ResponseParser()
+            stream = await connect_in_loop(server.address, server.tls, parser, self._runtime.now, entry.deadline)
         except BaseException as error:
             lines.count -= 1
             self._release_queue(lines)
             if isinstance(error, OSError):
                 _raise_not_connected(error)
             raise
-        self._all.add(stream)
+        self._all[stream] = parser
         self._post(server, lines, stream, [entry], is_new=True)
 
     def _post(self, server: Server, lines: _Lines, stream: LoopStream, entries: list[_Entry], is_new: bool) -> None:
@@ -176,6 +182,9 @@ class LoopConnections:
             else {**entry.call, "within": round(max(entry.deadline - now, 0), 3)}
             for entry in entries
         ]
+
+        if (parser := self._all.get(stream)) is not None:
+            parser.max_body = _max_body(calls)
 
         def on_reply(reply: Response | BaseException) -> None:
             self._finish(server, lines, stream, entries, reply, is_new)
@@ -232,7 +241,7 @@ class LoopConnections:
 
     def _lose(self, lines: _Lines, stream: LoopStream) -> None:
         lines.count -= 1
-        self._all.discard(stream)
+        self._all.pop(stream, None)
         stream.close()
 
     def _close_idle(self, lines: _Lines) -> None:

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple, NoReturn
 
 MAX_HEAD: Final = 16_384  # bytes of a status line and its headers, and of the trailers of a chunked body
 MAX_HEADERS: Final = 100
-MAX_BODY: Final = 8 * 1024 * 1024 - MAX_HEAD
+USUAL_BODY: Final = 1 << 20  # bytes of a body, unless the caller expects more
+MAX_BODY: Final = 8 * 1024 * 1024 - MAX_HEAD  # of a list of locks
 MAX_EVENT: Final = 1 << 20  # bytes of one event of a stream
 _MAX_INTERIM: Final = 8  # responses such as 100 Continue before the final one
 _MAX_CHUNK_LINE: Final = 256
@@ -38,6 +39,7 @@ class ResponseParser:
     """Responses in the order of the requests."""
 
     def __init__(self) -> None:
+        self.max_body = USUAL_BODY
         self._buffer = bytearray()
         self._head: _Head | None = None
         self._body: _Body | None = None
@@ -53,16 +55,27 @@ class ResponseParser:
     def feed(self, data: bytes, /) -> None:
         self._buffer += data
 
-    def gets(self) -> Response | bool:
+    def gets(self) -> Response | bytes | bool:
+        try:
+            return self._next()
+        except ConnectionError:  # its traceback would keep the bytes in memory
+            self._buffer.clear()
+            self._text.clear()
+            raise
+
+    def _next(self) -> Response | bytes | bool:
+        return self._next_response()
+
+    def _next_response(self) -> Response | bool:
         if self._head is None:
             self._head = self._read_head()
             if self._head is None:
                 return False
         if self._body is None:
-            self._body = _body_of(self._head)
+            self._body = _body_of(self._head, self.max_body)
         self._text += self._body.decode(self._buffer)
-        if len(self._text) > MAX_BODY:
-            _refuse("its body exceeds 8 MiB")
+        if len(self._text) > self.max_body:
+            _refuse(f"its body exceeds {self.max_body} bytes")
         if not self._body.complete:
             return False
         response = Response(self._head.status, bytes(self._text), closing=not self._head.keeps_alive)
@@ -88,7 +101,7 @@ class StreamParser(ResponseParser):
         self._events: _Body | None = None  # the stream has begun
         self._scanned = 0  # the text up to here has no end of an event
 
-    def gets(self) -> Response | bytes | bool:  # type: ignore[override]
+    def _next(self) -> Response | bytes | bool:
         if self._events is None:
             return self._begin()
         self._text += self._events.decode(self._buffer)
@@ -103,9 +116,9 @@ class StreamParser(ResponseParser):
             if head is None:
                 return False
             if head.status == 200 and head.headers.get(b"content-type", b"").split(b";")[0].strip() == _EVENT_STREAM:
-                self._events = _body_of(head, may_end_with_connection=True)
+                self._events = _body_of(head, self.max_body, may_end_with_connection=True)
                 return Response(200, b"", is_stream=True)
-        return super().gets()
+        return self._next_response()
 
     def _next_event(self) -> bytes | None:
         """The next event that is complete. It ends with an empty line; a line ends with LF or CR LF."""
@@ -193,7 +206,7 @@ class _Chunked(_Body):
             self._in_trailers = self._left == 0
 
 
-def _body_of(head: _Head, *, may_end_with_connection: bool = False) -> _Body:
+def _body_of(head: _Head, max_body: int, *, may_end_with_connection: bool = False) -> _Body:
     encoding, length = head.headers.get(b"transfer-encoding"), head.headers.get(b"content-length")
     if head.status in (204, 304):
         return _Sized(0)
@@ -203,8 +216,8 @@ def _body_of(head: _Head, *, may_end_with_connection: bool = False) -> _Body:
         return _Chunked()
     if length is not None:
         size = _number(length, 10, "the length of its body")
-        if size > MAX_BODY:
-            _refuse("its body exceeds 8 MiB")
+        if size > max_body:
+            _refuse(f"its body exceeds {max_body} bytes")
         return _Sized(size)
     if not may_end_with_connection:
         _refuse("it does not say where its body ends")
