@@ -70,7 +70,7 @@ def test_metrics_count_acquires_by_outcome_and_path(memory_server, new_id):
         poll(lambda: [each for each in client.inspect("orders/1") if each.state == "waiting"])
         memory_server.post("/v1/release", {**body, "id": held["id"]})
         waiting.join()
-    assert acquires("granted", "queued") == 1
+    poll(lambda: acquires("granted", "queued") == 1)
     assert acquires("granted", "direct") == 2
 
 
