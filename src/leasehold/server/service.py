@@ -233,9 +233,11 @@ class Service:
             if left <= 0:
                 raise Unavailable("an attempt of the same claim is still under way")
             await asyncio.wait(set(under_way), timeout=left)
-        self._check_name(claim)
+        if self._waits_for_another_name(claim) and self._same(claim, self.held) is None:
+            return False
         if claim.id:
-            self._remove_route(claim.id_hash)
+            if self._same(claim, self.routes) is not None:
+                self._remove_route(claim.id_hash)
             self._unhold(claim)
         return await self._counted("release", partial(self.engine.release, claim), deadline)
 
@@ -273,7 +275,8 @@ class Service:
         """Raise if the engine must not be asked."""
         if not claim.id:
             raise invalid("an attempt needs the claim's id")
-        self._check_name(claim)
+        if self._waits_for_another_name(claim):
+            raise invalid("this id waits for another name: make a new one for each acquire")
         traits, missing = self.engine.traits, []
         if claim.mode == "shared" and not traits.shared:
             missing.append("shared")
@@ -528,11 +531,10 @@ class Service:
         noted = notes.get(claim.id_hash)
         return noted if noted is not None and noted.claim[:2] == claim[:2] else None
 
-    def _check_name(self, claim: Claim) -> None:
-        """Raise if the id waits here for another name. Engines would forget that waiter: they know it by its id."""
+    def _waits_for_another_name(self, claim: Claim) -> bool:
+        """Whether the id waits here for another name. Engines would forget that waiter: they know it by its id."""
         waiting = self.polls.get(claim.id_hash) or self.routes.get(claim.id_hash)
-        if waiting is not None and waiting.claim[:2] != claim[:2]:
-            raise invalid("this id waits for another name: make a new one for each acquire")
+        return waiting is not None and waiting.claim[:2] != claim[:2]
 
     def queued_since(self, claim: Claim) -> float | None:
         """When the claim began to wait here, by an earlier attempt; None: it does not."""
