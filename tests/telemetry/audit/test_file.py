@@ -327,7 +327,8 @@ def test_kill_while_writing_leaves_a_chain_that_goes_on(path):
         child.wait()
         child.stdout.close()
     AuditFile(path).close()
-    assert actions(path)[-2:] == ["open", "close"]
+    last_lines = path.read_text().splitlines()[-2:]  # a line before them may be torn
+    assert [json.loads(line)["action"] for line in last_lines] == ["open", "close"]
     assert faults(path) == []
 
 
