@@ -13,9 +13,11 @@ import pytest
 from harness.servers.process import poll
 from harness.servers.proxy import Proxy
 from leasehold import AsyncClient, Client, Unavailable
+from leasehold.config import EngineConfig
 from leasehold.engines.redis.protocol import lock_keys
-from leasehold.model import Alive
+from leasehold.model import Alive, Claim
 from leasehold.runtime.base import run_sync
+from leasehold.server.service import Service
 from tests.support import probe
 from tests.support.bare_engine import BareEngineDriver
 from tests.support.redis_servers import url
@@ -140,6 +142,32 @@ def test_repetition_through_another_instance_is_not_released(delayed_server) -> 
     assert proxy.sent_after_garbling.count(b"EVALSHA") == 1, "only the attempt was sent"
     assert isinstance(second.renew(held), Alive)
     run_sync(second.engine.close())
+
+
+def test_server_does_not_undo_an_attempt_that_timed_out(delayed_server) -> None:
+    """Its caller may repeat the claim at another server, and hold it by the time that a release arrived."""
+    server, proxy, proxy_url = delayed_server
+    other = BareEngineDriver(url(server))
+    claim = other.claim("job")
+
+    async def attempt_in_vain() -> Claim:
+        service = Service(EngineConfig.parse(proxy_url, 5.0))
+        await service.start()
+        await service.attempt(other.claim("warm"), ("anyone", "client"), service.runtime.now() + 5)
+        proxy.hold()
+        with pytest.raises(Unavailable):
+            await service.attempt(claim, ("anyone", "client"), service.runtime.now() + 0.3)
+        held = other.acquire(claim)
+        await service.stop()
+        return held
+
+    held = asyncio.run(attempt_in_vain())
+    assert proxy.garbled_is_closed.wait(30)
+    proxy.deliver()
+    poll(lambda: b"EVALSHA" in proxy.sent_after_garbling, 30, lambda: "the attempt was sent")
+    assert proxy.sent_after_garbling.count(b"EVALSHA") == 1, "only the attempt was sent"
+    assert isinstance(other.renew(held), Alive)
+    run_sync(other.engine.close())
 
 
 def test_repeated_attempt_is_not_released_by_its_first_connection(delayed_server) -> None:
