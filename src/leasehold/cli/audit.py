@@ -78,7 +78,7 @@ def verify_command(
     """Check that audit files are complete and unchanged.
 
     Finds every byte that was changed, removed or inserted, and every line that was removed, moved or doubled. Lines
-    that were cut off at the end, and files that were written anew, are found only with --anchor, or, as long as the
+    that were cut off at the end, and files that were rewritten, are found only with --anchor, or, as long as the
     key is secret, with --key-file.
 
     FILE is a file, with those that rotation made of it, or a folder. Default: LEASEHOLD_AUDIT. Files whose names end in

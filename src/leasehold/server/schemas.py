@@ -120,7 +120,7 @@ class Problem(Struct):
     status: int
     detail: str
     done: Annotated[
-        bool, Meta(description="False: the engine was never asked, so nothing is owed: ask another server at once.")
+        bool, Meta(description="False: the engine was never asked, so nothing is pending: ask another server at once.")
     ] = True
     name: str | None = None
     holder: str | None = None

@@ -28,7 +28,7 @@ Action: TypeAlias = Literal[
     "close",  # a process ended, or the file was rotated
     "grant",
     "release",
-    "loss",  # a holder was told that its lease is lost
+    "loss",  # a holder was notified that its lease is lost
     "renew_failed",
     "break",
     "stale_token",  # a fence refused a token

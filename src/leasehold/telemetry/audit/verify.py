@@ -1,6 +1,6 @@
 """Whether audit files are complete and unchanged.
 
-A chain that was checked begins and ends somewhere. That nothing was cut off at its end, or all of it written anew, only
+A chain that was checked begins and ends somewhere. That nothing was cut off at its end, or all of it rewritten, only
 an anchor shows: the number and hash of a record, noted where the author of the change could not reach it.
 """
 
@@ -200,7 +200,7 @@ class _Check:
     def _check_anchor(self, record: Record) -> None:
         wanted = self._anchors.pop(record.seq, None)
         if wanted is not None and not record.hash.startswith(wanted):
-            self._fault(f"record {record.seq} is not the one whose hash you gave: the chain was written anew")
+            self._fault(f"record {record.seq} is not the one whose hash you gave: the chain was rewritten")
 
 
 def _describe_break(previous: Record, record: Record) -> str:
