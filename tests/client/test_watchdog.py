@@ -204,6 +204,31 @@ def test_heartbeats_of_all_waiters_are_sent_in_one_batch(bench, wait_until) -> N
         thread.join(20)
 
 
+def test_first_waiter_after_idle_time_sends_no_heartbeat_at_once(bench, wait_until) -> None:
+    held = bench.client().lock("a", ttl=100).acquire()
+    client = bench.client()
+    watched = client.lock("b", ttl=100).acquire()  # the watchdog runs, and has no waiters
+    wait_until(lambda: probe.watchdog(client)._renewals)
+    verbs: list[str] = []
+    call = bench.transport.call
+
+    def note(verb, args, deadline):
+        verbs.append(verb)
+        return call(verb, args, deadline)
+
+    bench.transport.call = note
+    thread = threading.Thread(target=lambda: client.lock("a").acquire().release())
+    thread.start()
+    wait_until(lambda: probe.watchdog(client)._next_heartbeat_at is not None)
+    assert probe.watchdog(client)._next_heartbeat_at == bench.clock.at + 5
+    assert "renew" not in verbs
+    bench.clock.advance(5)
+    wait_until(lambda: "renew" in verbs)
+    held.release()
+    thread.join(20)
+    watched.release()
+
+
 def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
     held = bench.client().lock("a", ttl=100).acquire()
     client = bench.client()

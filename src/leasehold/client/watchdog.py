@@ -72,7 +72,8 @@ class Watchdog:
         self._renewals: list[tuple[float, int, LeaseRef]] = []  # by renewal time; may contain ended leases
         self._expiries: list[tuple[float, int, LeaseRef]] = []  # by local deadline; a renewal may have moved it
         self._sequence = count()
-        self._next_heartbeat_at = self._next_release_retry_at = 0.0
+        self._next_heartbeat_at: float | None = None  # None while there are no waiters
+        self._next_release_retry_at = 0.0
         self._release_failures = 0
         self._wakes_at = _NEVER  # NEVER while awake: then every `wake_by` sets the signal
         self._requested_wake = _NEVER  # what the last `wake_by` asked for
@@ -205,7 +206,7 @@ class Watchdog:
         return min(
             self._next_renewal_at(),
             self._next_expiry_at(),
-            self._next_heartbeat_at if self._registry.waiting else _NEVER,
+            _NEVER if self._next_heartbeat_at is None else self._next_heartbeat_at,
             self._next_release_retry_at if self._registry.pending_releases else _NEVER,
         )
 
@@ -331,12 +332,19 @@ class Watchdog:
 
     async def _send_heartbeats(self, runtime: Runtime) -> None:
         """One batch for all waiters (E7). A waiter that is at the head, has a reservation, was passed over or is
-        unknown to the engine is woken, so that it asks again even if no wake-up came. The others need not ask."""
+        unknown to the engine is woken, so that it asks again even if no wake-up came. The others need not ask.
+
+        The first waiter after a time without any needs no heartbeat yet: its attempt was one."""
+        waiters = [waiter for _, waiter in snapshot_items(self._registry.waiting)]
+        if not waiters:
+            self._next_heartbeat_at = None
+            return
         now = runtime.now()
-        if not self._registry.waiting or now < self._next_heartbeat_at:
+        if self._next_heartbeat_at is None:
+            self._next_heartbeat_at = min(waiter.joined_at for waiter in waiters) + timing.HEARTBEAT_INTERVAL
+        if now < self._next_heartbeat_at:
             return
         self._next_heartbeat_at = now + timing.HEARTBEAT_INTERVAL
-        waiters = [waiter for _, waiter in snapshot_items(self._registry.waiting)]
         for waiter, reply in zip(waiters, await self._send_renewals(runtime, [w.claim for w in waiters]), strict=True):
             if isinstance(reply, Gone) or (isinstance(reply, Alive) and not reply.position):
                 waiter.woken = True

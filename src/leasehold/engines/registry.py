@@ -30,10 +30,11 @@ class RegisteredLease(Protocol):
 class Waiter:
     """A queued claim, and the notifications that arrived since its last attempt."""
 
-    __slots__ = ("cancelled", "claim", "polls", "recheck_at", "signal", "woken")
+    __slots__ = ("cancelled", "claim", "joined_at", "polls", "recheck_at", "signal", "woken")
 
-    def __init__(self, claim: Claim, signal: Signal) -> None:
+    def __init__(self, claim: Claim, signal: Signal, joined_at: float) -> None:
         self.claim = claim
+        self.joined_at = joined_at
         self.signal = signal
         self.woken = False
         self.cancelled = False  # the client is closed: stop waiting
@@ -73,8 +74,9 @@ class ClaimRegistry:
         """Register a queued claim for its wake-up, before the attempt is sent (E4). Discards earlier notifications."""
         waiter = self.waiting.get(claim.id_hash)
         if waiter is None:
-            self.waiting[claim.id_hash] = waiter = Waiter(claim, runtime.signal())
-            self.wake_watchdog(self._now() + HEARTBEAT_INTERVAL)  # it sends heartbeats for the waiter from now on (E7)
+            now = self._now()
+            self.waiting[claim.id_hash] = waiter = Waiter(claim, runtime.signal(), now)
+            self.wake_watchdog(now + HEARTBEAT_INTERVAL)  # it sends heartbeats for the waiter from then on (E7)
         else:
             waiter.woken, waiter.recheck_at = False, None
         return waiter

@@ -55,9 +55,10 @@ def test_handoff_cost_is_independent_of_queue_length(url, member, waiters, claim
             lasted = time.monotonic() - began
             return {
                 "calls": counted.calls() / waiters,
-                # On a machine so slow that this takes seconds, waiters also send heartbeats and re-check.
-                "looks": sum(lasted // recheck_interval(position) for position in range(waiters)) / waiters
-                + lasted // HEARTBEAT_INTERVAL,
+                # On a machine so slow that this takes seconds, waiters also send heartbeats and re-check. They do so
+                # at any time within their intervals, so a part of an interval is a part of a call.
+                "looks": sum(lasted / recheck_interval(position) for position in range(waiters)) / waiters
+                + lasted / HEARTBEAT_INTERVAL,
                 "keep-alives": counted.keep_alives() / waiters,
                 "events": counted.events() / waiters,
             }
