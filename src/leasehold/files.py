@@ -209,11 +209,22 @@ def resolve(path: str) -> str:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
-def read_file(path: str, most: int) -> bytes:
-    """What is in a file, of at most `most` bytes, that no other user can have changed or chosen. Follows the links that
-    `resolve` follows. Raises ConfigError; OSError if it cannot be read."""
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """The descriptor of a file to read that no other user can have changed or chosen. Follows the links that `resolve`
+    follows. Raises ConfigError; OSError if it cannot be read."""
     folder_path, name = os.path.split(resolve(path))
-    with open_folder(folder_path) as folder, open(folder.open_file(name, os.O_RDONLY), "rb") as file:
+    with open_folder(folder_path) as folder:
+        fd = folder.open_file(name, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_file(path: str, most: int) -> bytes:
+    """What is in a file of at most `most` bytes. Raises as `opened` does."""
+    with opened(path) as fd, open(fd, "rb", closefd=False) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise ConfigError(f"{path} has more than {most} bytes: it is not the file that is meant")

@@ -3,10 +3,12 @@
 import os
 import socket
 import stat
+import threading
 
 import pytest
 
 from leasehold.errors import ConfigError
+from leasehold.server import run
 from leasehold.server.run import listen
 
 
@@ -42,6 +44,60 @@ def test_file_that_is_no_socket_is_not_removed(tmp_path, kind):
     with pytest.raises(ConfigError, match="cannot listen on unix:"):
         listen(f"unix:{target}")
     assert target.read_text() == "x"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as a second user")
+def test_link_of_another_user_to_a_folder_is_not_followed(tmp_path):
+    """A stranger's link led the server of root to another folder: it removed and made sockets there."""
+    shared, target = tmp_path / "shared", tmp_path / "target"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    target.mkdir()
+    listen(f"unix:{target}/s").close()  # a socket that another program left
+    before = (target / "s").stat().st_ino
+    (shared / "run").symlink_to(target)
+    os.lchown(shared / "run", 65533, 65533)
+    with pytest.raises(ConfigError, match="symbolic link that user 65533 could change"):
+        listen(f"unix:{shared}/run/s")
+    assert (target / "s").stat().st_ino == before
+
+
+def test_folder_swapped_while_listening_begins_is_not_used(tmp_path, monkeypatch):
+    """The path of the folder was used again and again, so another user could choose where a socket is removed."""
+    folder, target = tmp_path / "run", tmp_path / "target"
+    for each in (folder, target):
+        each.mkdir()
+        listen(f"unix:{each}/s").close()
+    before, is_served = (target / "s").stat().st_ino, run._is_served
+
+    def swap(path):
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(target)
+        return is_served(path)
+
+    monkeypatch.setattr(run, "_is_served", swap)
+    with listen(f"unix:{folder}/s"), socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(f"{tmp_path}/moved/s")
+    assert (target / "s").stat().st_ino == before
+
+
+def test_socket_that_accepts_nothing_does_not_hold_up_the_server(tmp_path):
+    """Its queue of connections is full: a call of connect() waited for ever."""
+    with socket.socket(socket.AF_UNIX) as planted, socket.socket(socket.AF_UNIX) as waiting:
+        planted.bind(f"{tmp_path}/s")
+        planted.listen(0)
+        waiting.connect(f"{tmp_path}/s")
+        refused = []
+
+        def try_to_listen():
+            with pytest.raises(ConfigError, match="Address already in use"):
+                listen(f"unix:{tmp_path}/s")
+            refused.append(True)
+
+        thread = threading.Thread(target=try_to_listen, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert refused
 
 
 def test_address_in_use_is_named(tmp_path):

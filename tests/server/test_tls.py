@@ -205,3 +205,26 @@ def test_only_dns_and_uri_names_count():
     alternatives = (("DNS", "a"), ("IP Address", "10.0.0.1"), ("email", "x@y"), ("URI", "spiffe://a"), ("DirName", "x"))
     assert names_in({"subjectAltName": alternatives}) == ("a", "spiffe://a")
     assert names_in({}) == names_in(None) == ()
+
+
+@pytest.mark.parametrize("which", ["cert", "key", "client_ca"])
+@pytest.mark.parametrize("kind", ["fifo", "file of another user", "link of another user", "link of its owner"])
+def test_file_that_another_user_chose_is_refused(files, tmp_path, which, kind):
+    """A FIFO kept the server from starting, and a link let another user choose the certificate."""
+    path = getattr(files, which)
+    moved = path.rename(path.with_suffix(".real"))
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "file of another user":
+        path.write_bytes(moved.read_bytes())
+    else:
+        path.symlink_to(moved)
+    if "another user" in kind:
+        if os.getuid() != 0:
+            pytest.skip("needs root to act as a second user")
+        os.lchown(path, 65533, 65533)
+    if kind == "link of its owner":
+        Certificates(files)
+        return
+    with pytest.raises(ConfigError, match=r"is not a regular file|belongs to user 65533|that user 65533 could change"):
+        Certificates(files)

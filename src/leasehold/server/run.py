@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
@@ -22,6 +23,7 @@ from typing import Any, Final
 import uvicorn
 import uvloop
 
+from leasehold import files
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError
 from leasehold.server.app import App
@@ -98,8 +100,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         sockets = [stack.enter_context(listen(address, mode)) for address in settings.listen]
 
         def on_started() -> None:
-            for sock in sockets:
-                say(f"listening on {shown_address(sock, settings.tls is not None)}")
+            for address, sock in zip(settings.listen, sockets, strict=True):
+                say(f"listening on {shown_address(address, sock, settings.tls is not None)}")
 
         def run(worker: Worker | None = None) -> None:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -224,17 +226,31 @@ def listen(address: str, mode: int = 0o600) -> socket.socket:
 
 def _listen_unix(path: str, mode: int) -> socket.socket:
     """A socket file that a server left behind is replaced. One that another server serves, or another file, is not."""
-    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            try:
-                probe.connect(path)
-            except ConnectionRefusedError:
-                os.unlink(path)
-    before = os.umask(0o777 & ~mode)  # there is no moment at which other users could connect
-    try:
-        return _bind(socket.socket(socket.AF_UNIX), path)
-    finally:
-        os.umask(before)
+    folder_path, name = os.path.split(path)
+    with files.open_folder(folder_path) as folder:
+        if sys.platform == "linux":  # in the folder that is open, even if another user swaps its path
+            path = f"/proc/self/fd/{folder.fd}/{name}"
+        found = folder.find(name)
+        if found is not None and stat.S_ISSOCK(found.st_mode) and not _is_served(path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder.fd)
+        before = os.umask(0o777 & ~mode)  # there is no moment at which other users could connect
+        try:
+            return _bind(socket.socket(socket.AF_UNIX), path)
+        finally:
+            os.umask(before)
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # a server that accepts no connections must not hold up this one
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:
+            return True
+    return True
 
 
 def _bind(sock: socket.socket, where: Any) -> socket.socket:
@@ -248,8 +264,9 @@ def _bind(sock: socket.socket, where: Any) -> socket.socket:
     return sock
 
 
-def shown_address(sock: socket.socket, tls: bool) -> str:
+def shown_address(address: str, sock: socket.socket, tls: bool) -> str:
+    """An address of the settings, with the port that the system chose."""
     if sock.family == socket.AF_UNIX:
-        return f"unix:{sock.getsockname()}"
+        return address
     host, port = sock.getsockname()[:2]
     return f"{'https' if tls else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from leasehold import files
 from leasehold.errors import ConfigError
 from leasehold.server.settings import TLSFiles
 from leasehold.server.watched import Watched
@@ -33,9 +35,7 @@ class Certificates:
         """Read the files again if one has changed; `force`: in any case. If that fails, nothing changes."""
         self._watched.refresh(force=force)
 
-    def _read(self, paths: Sequence[Path]) -> Callable[[], None]:
-        for path in paths:
-            path.open("rb").close()  # an error of OpenSSL would not name the file
+    def _read(self, _paths: Sequence[Path]) -> Callable[[], None]:
         context = self._new_context()
 
         def apply() -> None:
@@ -48,7 +48,8 @@ class Certificates:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         try:
-            context.load_cert_chain(self._tls.cert, self._tls.key, password=_no_password)
+            with _checked(self._tls.cert) as cert, _checked(self._tls.key) as key:
+                context.load_cert_chain(cert, key, password=_no_password)
         except ssl.SSLError as error:
             raise ConfigError(
                 f"the certificate {self._tls.cert} cannot be used with the key {self._tls.key}: {_reason(error)}"
@@ -60,7 +61,8 @@ class Certificates:
             context.options |= ssl.OP_NO_TICKET
             context.num_tickets = 0
             try:
-                context.load_verify_locations(self._tls.client_ca)
+                with _checked(self._tls.client_ca) as authorities:
+                    context.load_verify_locations(authorities)
             except ssl.SSLError as error:
                 raise ConfigError(
                     f"{self._tls.client_ca} has no authority for client certificates: {_reason(error)}"
@@ -75,6 +77,13 @@ class Certificates:
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The names of a verified certificate, as `getpeercert()` returns it: DNS and URI of its subjectAltName."""
     return tuple(value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind in _NAMES)
+
+
+@contextmanager
+def _checked(path: Path) -> Iterator[str]:
+    """A path at which OpenSSL finds the file that was checked, even if another user swaps it meanwhile."""
+    with files.opened(str(path)) as fd:
+        yield f"/dev/fd/{fd}"
 
 
 def _no_password() -> str:

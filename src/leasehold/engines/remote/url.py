@@ -80,8 +80,7 @@ def read_api_key(url: RemoteUrl) -> str:
 
 def _read_file(path: str) -> str:
     try:
-        folder_path, name = os.path.split(files.resolve(path))
-        with files.open_folder(folder_path) as folder, open(folder.open_file(name, os.O_RDONLY), "rb") as file:
-            return file.read(2 * _MAX_KEY).decode("latin-1")
+        with files.opened(path) as fd:
+            return os.read(fd, 2 * _MAX_KEY).decode("latin-1")
     except OSError as error:
         raise ConfigError(f"the file of api_key_file= cannot be read: {error.strerror}") from None
