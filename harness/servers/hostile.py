@@ -6,6 +6,7 @@ soon as the client has sent a request on it, or at once.
 
 from __future__ import annotations
 
+import gzip
 import os
 import select
 import socket
@@ -251,9 +252,22 @@ def _http() -> Iterator[Answer]:
     yield flood("long chunk", b" ", chunked + b"ffffffffffffffff\r\n")
     yield flood("endless responses", whole(200, json))
     yield flood("deep JSON", whole(200, b"[" * 5000))
+    for value in (b"{}", b'{"":{}}', b"1.5", b'"ab"'):
+        body = b'[{"value": [' + b",".join(repeat(value, 1_000_000 // (len(value) + 1))) + b"]}]"
+        yield Answer(f"many values {value.decode()}", once(whole(200, body)))
+    many = b'[{"value": [' + b'{"":{}},' * 1_000_000 + b"0]}]"
+    yield Answer("8 MB of values", once(whole(200, many)))
+    yield Answer("long numbers", once(whole(200, b"[" + b",".join(repeat(b"9" * 4000, 200)) + b"]")))
+    yield Answer("gzip", once(_gzipped(b"[" + b"0," * 5_000_000 + b"0]")))
+    yield Answer("bad chunk sizes", once(chunked + b"-1\r\n\r\n"))
+    yield Answer("many trailers", once(chunked + chunk(json) + b"0\r\n" + b"A: b\r\n" * 10_000))
     yield flood("endless events", chunk(b'data: [{"news": 1}]\n\n'), events)
     yield flood("endless beats", chunk(b": x\n\n"), events)
     yield flood("endless wake-ups", chunk(wakeup), events)
+    yield Answer("wake-ups of many claims", _wakeups(events), floods=True)
+    yield flood("lost and hello", chunk(b'data: [{"lost": "%b"}, {"hello": {}}]\n\n' % (b"ab" * 16)), events)
+    yield Answer("many notifications", once(events, chunk(b"data: [" + b"{}," * 300_000 + b"{}]\n\n")))
+    yield Answer("moved", once(events, chunk(b'data: [{"moved": true}]\n\n')))
     yield flood("long event", chunk(b"data: xxxxxxxx\n"), events)
     yield Answer("wrong types", once(whole(200, b'[{"grant": ["x", -1, []], "busy": 7, "renewed": {}, "value": {}}]')))
     yield Answer("too many answers", once(whole(200, b"[" + b"{}," * 9 + b"{}]")))
@@ -261,6 +275,24 @@ def _http() -> Iterator[Answer]:
     yield Answer("redirect", once(b"HTTP/1.1 301 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"))
     yield Answer("error text", once(whole(503, problem)))
     yield Answer("truncated", once(ok + b"Content-Length: 27\r\n\r\n" + json[:9]), hold=False)
+
+
+def _gzipped(body: bytes) -> bytes:
+    packed = gzip.compress(body)
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+    return head % len(packed) + packed
+
+
+def _wakeups(begin: bytes) -> Callable[[], Iterator[bytes]]:
+    """Of another claim each time."""
+
+    def chunks() -> Iterator[bytes]:
+        yield begin
+        while True:
+            event = b'data: [{"wakeup": "%b", "name": "n"}]\n\n' % os.urandom(16).hex().encode()
+            yield b"%x\r\n%b\r\n" % (len(event), event)
+
+    return chunks
 
 
 ANSWERS: Final[dict[str, tuple[Answer, ...]]] = {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from leasehold.core.names import hash_id
 from leasehold.engines.remote import wire
+from leasehold.engines.remote.parsing import MAX_BODY
 from leasehold.errors import (
     AccessDenied,
     ConfigError,
@@ -254,3 +255,32 @@ def test_largest_renewal_fits_into_a_request():
     claim = Claim("ä" * 127, "€" * 85, "x" * wire.MAX_ID, "", Holder("h" * 200, "h" * 200, 1, "p" * 200), 1.0)
     sent = [wire.claim_to_json(claim._replace(token=2**53, queue=True), NOW, with_holder=False)] * 500
     assert len(wire.encode([{"do": "renew", "claims": sent}])) < 1 << 20
+
+
+@pytest.mark.parametrize("value", ["{}", "[]", '{"":{}}', "1.5", '"ab"', "0"])
+@pytest.mark.parametrize("size", [100_000, 8_000_000])
+def test_text_with_very_many_values_is_not_read(monkeypatch, value, size):
+    """8 MB of `{"":{}},` took 260 MiB of memory."""
+    monkeypatch.setattr(wire.json, "loads", lambda _: pytest.fail("the values were made"))
+    with pytest.raises(wire.Malformed, match="too many values"):
+        wire.decode(f"[{','.join([value] * (size // (len(value) + 1)))}]".encode())
+
+
+def test_longest_list_of_the_shortest_holdings_is_read():
+    shortest = Holding("", "a", "held", "shared", "lock", 1, "", Holder("", "", 0, ""), 0.0, 0.0, 1)
+    given = wire.encode(wire.holding_to_json(shortest))
+    text = b'[{"value":[' + b",".join([given] * (MAX_BODY // (len(given) + 1) - 1)) + b"]}]"
+    assert len(wire.decode(text)[0]["value"]) > 30_000
+
+
+def test_names_with_brackets_and_commas_can_be_listed():
+    named = Holding("shop", "{user:1},[a,b]", "held", "exclusive", "lock", 1, "f" * 16, HOLDING.holder, 0.0, 0.0, 1)
+    text = wire.encode([{"value": [wire.holding_to_json(named)] * 10_000}])
+    assert wire.holdings_from_json(wire.decode(text)[0])[-1].name == named.name
+
+
+def test_largest_usual_answers_are_read():
+    renewed = [{"alive": [29.97, None]}] * wire.MAX_CALLS
+    assert wire.decode(wire.encode([{"renewed": renewed}]))[0]["renewed"] == renewed
+    busy = [{"busy": [None, 3, 41, ["l", "h", 1, "p"]], "heard": True}] * wire.MAX_CALLS
+    assert wire.decode(wire.encode(busy)) == busy

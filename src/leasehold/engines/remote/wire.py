@@ -72,6 +72,9 @@ _CLAIM_DEFAULTS: Final[Mapping[str, object]] = {
     "queue": False,
     "token": 0,
 }
+_SMALL: Final = 65_536  # bytes of JSON that may contain anything
+_BYTES_PER_CONTAINER: Final = 48  # of a holding: at least 100
+_BYTES_PER_VALUE: Final = 8  # of a holding: at least 11
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False, allow_nan=False).encode
 
 
@@ -84,10 +87,19 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes) -> Any:
+    if len(data) > _SMALL and _is_dense(data):
+        raise Malformed("it has too many values")
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise Malformed("it is not JSON") from None
+
+
+def _is_dense(data: bytes) -> bool:
+    """Whether the text has far more values than a list of locks of this length: three bytes of text can take eighty of
+    memory, so their number is bounded before they are made. Brackets and commas in names count, too."""
+    containers = data.count(b"[") + data.count(b"{")
+    return containers > len(data) // _BYTES_PER_CONTAINER or data.count(b",") > len(data) // _BYTES_PER_VALUE
 
 
 # Claims
