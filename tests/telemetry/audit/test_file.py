@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -509,6 +510,30 @@ def test_next_process_continues_after_rotation_without_a_current_file(path, rota
     AuditFile(path).close()
     assert [record["seq"] for record in read(path)] == [4, 5]
     assert faults(path.parent) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as a second user")
+def test_file_that_another_user_planted_is_no_predecessor(path):
+    """In a folder that every user may write, a stranger's file with a later number kept root's jobs from starting."""
+    planted = path.parent / "audit-20991231T000000Z-99999999.jsonl"
+    planted.write_text("{}")
+    os.chown(planted, 65533, 65533)
+    AuditFile(path).close()
+    assert [record["seq"] for record in read(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("content", ["one line", "damaged"])
+def test_packed_predecessor_of_any_content_is_refused_in_little_memory(path, content):
+    """Its only line was read as a whole: 20 kB took 20 MB. Damaged gzip was an error of another kind."""
+    packed = gzip.compress(b"x" * 20_000_000, 1)
+    (path.parent / "audit.jsonl.1.gz").write_bytes(packed if content == "one line" else packed[:-20])
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"is not an audit record|cannot be written: .*end-of-stream"):
+            AuditFile(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from leasehold import ConfigError
 from leasehold.telemetry import AuditFile
+from leasehold.telemetry.audit.chain import NO_HASH, decode, encode
 from leasehold.telemetry.audit.verify import find_files, sort_files, verify
 
 NAMES = ["orders/42", "ä", '"', "x\n"]
@@ -184,3 +186,62 @@ def test_missing_file_and_empty_folder_are_errors(tmp_path):
         find_files([str(tmp_path / "none")])
     with pytest.raises(ConfigError, match="has no audit files"):
         find_files([str(tmp_path)])
+
+
+# ------------------------------------------------------- files of an attacker
+
+
+@pytest.mark.parametrize("line", [b"\n", b"x\n", b'{"action":' + b" " * 10_000 + b"\n"], ids=["empty", "text", "torn"])
+def test_small_packed_file_with_very_many_lines_takes_little_memory(tmp_path, line):
+    """A small file that gzip had packed took gigabytes: each of its lines was a fault."""
+    path = tmp_path / "audit.jsonl.gz"
+    path.write_bytes(gzip.compress(line * (30_000_000 // (len(line) + 30)), 1))
+    tracemalloc.start()
+    try:
+        (chain,) = sort_files(find_files([str(path)]))
+        report = verify(chain)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert report.faults[-2].text.startswith("not an audit record")
+    assert report.faults[-1].text == "too many faults: the rest was not checked"
+
+
+@pytest.mark.parametrize("name", ["audit.jsonl", "audit.jsonl.1"])
+def test_link_in_a_folder_of_audit_files_is_not_read(tmp_path, genuine, name):
+    """A stranger's link showed the first bytes of any file in the report of root."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "audit-1.jsonl").write_bytes(genuine)
+    (tmp_path / "secret").write_text("secret")
+    (folder / name).symlink_to(tmp_path / "secret")
+    assert find_files([str(folder)]) == [str(folder / "audit-1.jsonl")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"token": []},
+        {"token": "x"},
+        {"fingerprint": [1]},
+        {"who": "x"},
+        {"who": {"host": 7}},
+        {"lock": "n"},
+        {"lock": {"name": ["n"]}},
+        {"waited": "x"},
+        {"held": {}},
+        {"why": ["x"]},
+    ],
+    ids=str,
+)
+def test_record_with_another_type_is_not_read(fields):
+    """Such a record ended `leasehold audit show` and `leasehold history` with a bug."""
+    good = {"v": 1, "seq": 1, "prev": NO_HASH, "action": "grant", "at": "2026-11-16T01:13:02.118204Z"}
+    assert decode(encode(good, None)[0].removesuffix(b"\n")) is not None
+    assert decode(encode({**good, **fields}, None)[0].removesuffix(b"\n")) is None
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"1e999"])
+def test_record_with_a_number_that_is_none_is_not_read(number):
+    good = {"v": 1, "seq": 1, "prev": NO_HASH, "action": "grant", "at": "2026-11-16T01:13:02.118204Z", "waited": 0.5}
+    assert decode(encode(good, None)[0].removesuffix(b"\n").replace(b"0.5", number)) is None

@@ -9,16 +9,19 @@ that follow. With a key, `hash` is an HMAC-SHA-256: then only the owner of the k
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import hmac
 import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias
 
 from leasehold.errors import ConfigError
 from leasehold.files import open_folder
@@ -94,9 +97,49 @@ def decode(line: bytes) -> Record | None:
     if found is None or not isinstance(fields, dict):
         return None
     match fields:
-        case {"v": 1, "seq": int(seq), "prev": str(prev), "action": str(), "at": str()}:
+        case {"v": 1, "seq": int(seq), "prev": str(prev), "action": str(), "at": str()} if _has_types(fields, _TYPES):
             return Record(seq, found[2].decode(), prev, fields, found[1] + b"}")
     return None
+
+
+def _has_types(fields: Mapping[str, Any], types: Mapping[str, Any]) -> bool:
+    """Whether all members that are known have their types: a reader of records need not check them again."""
+    for name, value in fields.items():
+        wanted = types.get(name, object)
+        if isinstance(wanted, dict):
+            if not isinstance(value, dict) or not _has_types(value, wanted):
+                return False
+        elif not isinstance(value, wanted) or (isinstance(value, float) and not isfinite(value)):
+            return False
+    return True
+
+
+_NUMBER: Final = (int, float)
+_TYPES: Final[dict[str, Any]] = {
+    "lock": {"limit": int, "slot": int} | dict.fromkeys(("namespace", "name", "kind", "mode", "purpose"), str),
+    "who": {"pid": int} | dict.fromkeys(("subject", "address", "holder", "host"), str),
+    **dict.fromkeys(("token", "seen", "missed"), int),
+    **dict.fromkeys(("ttl", "waited", "held"), _NUMBER),
+    **dict.fromkeys(("fingerprint", "server", "result", "why", "fence", "request", "trace", "since", "seal"), str),
+}
+
+
+class Line(NamedTuple):
+    number: int
+    text: bytes
+    ended: bool  # by a line end
+
+
+def read_lines(file: IO[bytes]) -> Iterator[Line]:
+    """The lines of an open file, also of one that gzip has packed; a very long line in parts. Raises OSError; for
+    damaged gzip, too."""
+    number = 0
+    try:
+        while line := file.readline(MAX_LINE):
+            number += 1
+            yield Line(number, line.removesuffix(b"\n"), line.endswith(b"\n"))
+    except (EOFError, zlib.error) as error:
+        raise gzip.BadGzipFile(str(error)) from error
 
 
 def utc(at: float) -> str:

@@ -12,7 +12,7 @@ from heapq import merge
 from typing import Any, Literal, Protocol, TypeAlias
 
 from leasehold.telemetry.audit.chain import decode
-from leasehold.telemetry.audit.verify import find_files, read_lines, sort_files
+from leasehold.telemetry.audit.verify import find_files, read_file, sort_files
 
 End: TypeAlias = Literal["released", "lost", "broken"]
 
@@ -49,7 +49,7 @@ class PastGrant:
 
 def _read_chain(paths: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     for path in paths:
-        for line in read_lines(path):
+        for line in read_file(path):
             if (record := decode(line.text)) is not None:
                 yield record.fields
 
@@ -126,5 +126,5 @@ def _end(grant: PastGrant, record: Mapping[str, Any]) -> PastGrant:
 def _seconds_between(begin: str | None, end: str) -> float | None:
     try:
         return None if begin is None else (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: one of them has no time zone
         return None

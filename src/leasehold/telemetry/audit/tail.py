@@ -8,11 +8,12 @@ import gzip
 import os
 import time
 from collections import deque
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import IO, Final, NamedTuple, cast
 
 from leasehold.errors import ConfigError
 from leasehold.files import Folder
-from leasehold.telemetry.audit.chain import NO_HASH, Record, chain_name, decode, is_torn, rotated_seq
+from leasehold.telemetry.audit.chain import NO_HASH, Record, chain_name, decode, is_torn, read_lines, rotated_seq
 
 _LOCK_SECONDS: Final = 2.0  # at most, for other writers: a suspended one must not hold up this process for ever
 
@@ -86,9 +87,9 @@ def _last_record(folder: Folder, name: str, key: bytes | None) -> tuple[int, str
     path = os.path.join(folder.path, name)
     with open(folder.open_file(name, os.O_RDONLY), "rb") as file:
         if name.endswith(".gz"):
-            with gzip.open(file) as lines:
-                last = deque(lines, 1)
-            record = _check_record(decode(last[0].removesuffix(b"\n")) if last else None, key, path)
+            with gzip.open(file) as unpacked:
+                last = deque(read_lines(cast(IO[bytes], unpacked)), 1)
+            record = _check_record(decode(last[0].text) if last else None, key, path)
             return record.seq, record.hash
         lock_file(file.fileno(), path)  # the process that wrote to it last may not be ready
         tail = read_tail(file.fileno(), os.fstat(file.fileno()).st_size, key, path)
@@ -96,12 +97,13 @@ def _last_record(folder: Folder, name: str, key: bytes | None) -> tuple[int, str
 
 
 def find_predecessor(folder: Folder, name: str, key: bytes | None) -> tuple[int, str]:
-    """Number and hash of the last record before an empty file: in the newest file that was made of it by rotation."""
-    rotated = [
-        (rotated_seq(entry.name) or 0, entry.stat(follow_symlinks=False).st_mtime_ns, entry.name)
-        for entry in os.scandir(folder.path)
-        if entry.name != name
-        and chain_name(entry.name)[1] == chain_name(name)[1]
-        and entry.is_file(follow_symlinks=False)
-    ]
+    """Number and hash of the last record before an empty file: in the newest file that was made of it by rotation. What
+    other users may have put into the folder does not count."""
+    rotated = []
+    for other in os.listdir(folder.path):
+        if other != name and chain_name(other)[1] == chain_name(name)[1]:
+            with suppress(ConfigError):
+                if (found := folder.find(other)) is not None:
+                    folder.check_file(other, found)
+                    rotated.append((rotated_seq(other) or 0, found.st_mtime_ns, other))
     return _last_record(folder, max(rotated)[-1], key) if rotated else (0, NO_HASH)

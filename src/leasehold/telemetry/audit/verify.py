@@ -9,15 +9,25 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, NamedTuple, cast
+from itertools import islice
+from typing import IO, Final, NamedTuple, cast
 
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
-from leasehold.telemetry.audit.chain import MAX_LINE, NO_HASH, Record, chain_name, decode, is_torn
+from leasehold.telemetry.audit.chain import (
+    MAX_LINE,
+    NO_HASH,
+    Line,
+    Record,
+    chain_name,
+    decode,
+    is_torn,
+    read_lines,
+)
+
+_MAX_FAULTS: Final = 1000  # of one chain: a small file that gzip has packed may have billions
 
 
 class Remark(NamedTuple):
@@ -44,19 +54,14 @@ class Report:
     notes: list[Remark] = field(default_factory=list)  # what should be known, and is no fault
 
 
-class Line(NamedTuple):
-    number: int
-    text: bytes
-    ended: bool  # by a line end
-
-
 def find_files(paths: Iterable[str]) -> list[str]:
     """The files that these paths name: of a folder, all audit files in it; with a file, those that rotation made of it.
     Raises ConfigError if there are none."""
     found: list[str] = []
     for path in paths:
         if os.path.isdir(path):
-            inside = sorted(str(each) for each in Path(path).iterdir() if ".jsonl" in each.name and each.is_file())
+            with os.scandir(path) as entries:
+                inside = sorted(each.path for each in entries if ".jsonl" in each.name and _is_file(each))
             if not inside:
                 raise ConfigError(f"the folder {path} has no audit files: their names contain .jsonl")
             found += inside
@@ -71,25 +76,21 @@ def find_files(paths: Iterable[str]) -> list[str]:
 
 
 def _rotated(folder: str, chain: str) -> Iterator[str]:
-    for entry in os.scandir(folder):
-        if entry.is_file() and chain_name(entry.path)[1] == chain:
-            yield entry.name
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _is_file(entry) and chain_name(entry.path)[1] == chain:
+                yield entry.name
 
 
-def read_lines(path: str) -> Iterator[Line]:
-    """The lines of a file, also of one that gzip has packed. Raises OSError; for damaged gzip, too."""
-    with _open(path) as file:
-        number = 0
-        try:
-            while line := file.readline(MAX_LINE):
-                number += 1
-                yield Line(number, line.removesuffix(b"\n"), line.endswith(b"\n"))
-        except (EOFError, zlib.error) as error:
-            raise gzip.BadGzipFile(str(error)) from error
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Not for a link, which could show any file to the reader of the report."""
+    return entry.is_file(follow_symlinks=False)
 
 
-def _open(path: str) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if path.endswith(".gz") else open(path, "rb")
+def read_file(path: str) -> Iterator[Line]:
+    """The lines of a file. Raises OSError."""
+    with cast(IO[bytes], gzip.open(path)) if path.endswith(".gz") else open(path, "rb") as file:
+        yield from read_lines(file)
 
 
 def sort_files(paths: Iterable[str]) -> list[list[str]]:
@@ -102,7 +103,8 @@ def sort_files(paths: Iterable[str]) -> list[list[str]]:
 
 def _first_seq(path: str) -> float:
     try:
-        return next(record.seq for line in read_lines(path) if (record := decode(line.text)) is not None)
+        first_lines = islice(read_file(path), _MAX_FAULTS)
+        return next(record.seq for line in first_lines if (record := decode(line.text)) is not None)
     except (OSError, StopIteration):
         return float("inf")
 
@@ -117,15 +119,18 @@ class _Check:
         self._report, self._key, self._anchors = report, key, anchors
         self._path, self._line = "", 0
         self._previous: Record | None = None
-        self._torn: list[bytes] = []  # lines since the last record that a crash may have left
+        self._torn = bytearray()  # lines since the last record that a crash may have left
 
     def run(self) -> Report:
         report = self._report
         for self._path in report.paths:
             before, self._line = report.records, 0
             try:
-                for line in read_lines(self._path):
+                for line in read_file(self._path):
                     self._check_line(line)
+                    if len(report.faults) >= _MAX_FAULTS:
+                        self._fault("too many faults: the rest was not checked")
+                        return report
             except OSError as error:
                 self._line = 0
                 self._fault(f"cannot be read to its end: {error.strerror or error}")
@@ -147,8 +152,8 @@ class _Check:
         self._line = line.number
         record = decode(line.text)
         if record is None:
-            if is_torn(line.text):
-                self._torn.append(line.text)
+            if is_torn(line.text) and len(self._torn) < MAX_LINE:
+                self._torn += line.text + b"\n"
             else:
                 self._fault(f"not an audit record: {_excerpt(line.text)}")
             return
@@ -168,7 +173,7 @@ class _Check:
         self._previous = record
 
     def _check_torn(self, record: Record) -> None:
-        said, torn = record.fields.get("torn"), b"\n".join(self._torn)
+        said, torn = record.fields.get("torn"), bytes(self._torn.removesuffix(b"\n"))
         found = {"bytes": len(torn), "sha256": hashlib.sha256(torn).hexdigest()} if self._torn else None
         if said == found:
             if found:
