@@ -137,6 +137,8 @@ ALLOW = 'allow = [{verbs = ["lock"], namespace = "", prefix = ""}]\n'
     ("text", "complaint"),
     [
         ("[[key", "is not TOML"),
+        ("key = " + "[" * 5000, "is not TOML"),
+        ("key = " + "1" * 5000, "is not TOML"),
         ("\xff", "is not UTF-8"),
         ("[keys]\n", "nothing but entries"),
         ("key = 1\n", "nothing but entries"),

@@ -160,6 +160,8 @@ def test_every_setting_is_read_from_its_three_sources(config, setting):
         ('engine = ""\n', "engine must be an engine's URL"),
         ("engine = 1\n", "engine must be an engine's URL"),
         ("workers = \n", "is not TOML"),
+        ("workers = " + "[" * 5000 + "\n", "is not TOML"),
+        ("workers = " + "1" * 5000 + "\n", "is not TOML"),
     ],
 )
 def test_bad_value_is_refused_with_what_is_known(config, text, complaint):

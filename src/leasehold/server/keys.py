@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from typing import Any, Final
 from leasehold import files
 from leasehold.config import did_you_mean
 from leasehold.core.names import check_namespace, check_prefix
-from leasehold.core.texts import server_text
 from leasehold.errors import ConfigError
 from leasehold.fences.token_file import TokenFile
+from leasehold.server.watched import read_toml
 
 VERBS: Final = ("read", "lock", "break")
 ANY_NAMESPACE: Final = "*"
@@ -94,12 +93,7 @@ def who_of(key: bytes) -> str | None:
 
 def read(path: Path) -> Mapping[str, Key]:
     """The entries, by `who`. Raises ConfigError; OSError if the file cannot be read."""
-    try:
-        content = tomllib.loads(files.read_file(str(path), _MAX_FILE).decode())
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8") from None
-    except tomllib.TOMLDecodeError as bad:
-        raise ConfigError(f"{path} is not TOML: {server_text(bad)}") from None
+    content = read_toml(path, _MAX_FILE)
     unknown = set(content) - {"key"}
     entries = content.get("key", [])
     if unknown or not isinstance(entries, list):

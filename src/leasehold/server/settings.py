@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from leasehold import files
 from leasehold.config import DEFAULT_URL, URL_VARIABLE, EngineConfig, check_seconds, did_you_mean
-from leasehold.core.texts import server_text
 from leasehold.errors import ConfigError
+from leasehold.server.watched import read_toml
 
 PREFIX: Final = "LEASEHOLD_SERVE_"
 CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
@@ -194,13 +192,9 @@ def _build(values: Mapping[str, object]) -> Settings:
 
 def _from_file(path: Path) -> dict[str, object]:
     try:
-        content = tomllib.loads(files.read_file(str(path), _MAX_FILE).decode())
+        content = read_toml(path, _MAX_FILE)
     except OSError as error:
         raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"the configuration file {path} is not UTF-8") from None
-    except tomllib.TOMLDecodeError as bad:
-        raise ConfigError(f"the configuration file {path} is not TOML: {server_text(bad)}") from None
     found: dict[str, object] = {}
     sections = {name.partition(".")[0] for name in _BY_NAME if "." in name}
     for word, value in content.items():

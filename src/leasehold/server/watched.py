@@ -1,14 +1,16 @@
-"""Files that a running server reads again when they change: the key file, certificates."""
+"""Files that a server reads: its settings once, the key file and certificates again when they change."""
 
 from __future__ import annotations
 
 import logging
 import os
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from leasehold.core.texts import escape
+from leasehold import files
+from leasehold.core.texts import escape, server_text
 from leasehold.errors import ConfigError
 
 logger = logging.getLogger("leasehold.server.files")
@@ -54,6 +56,17 @@ class Watched:
 
     def _current_version(self) -> _Version:
         return tuple(_version(path) for path in self._paths)
+
+
+def read_toml(path: Path, most: int) -> dict[str, Any]:
+    """What a TOML file of at most `most` bytes has. Raises ConfigError; OSError if it cannot be read."""
+    content = files.read_file(str(path), most)
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8") from None
+    except (ValueError, RecursionError) as bad:  # ValueError: also a number of very many digits
+        raise ConfigError(f"{path} is not TOML: {server_text(bad)}") from None
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
