@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -71,5 +73,21 @@ def test_locked_file_is_given_up_after_a_second(tmp_path, monkeypatch):
     monkeypatch.setattr(text_file, "_LOCK_SECONDS", 0.05)
     file = TextFile(str(tmp_path / "x.prom"), Metrics())
     timed_out = pytest.raises(TimeoutError, match="another process keeps it locked")
-    with text_file.open_folder(str(tmp_path)) as folder, text_file._locked(folder), timed_out:
+    file.write()
+    with open(tmp_path / ".x.prom.lock") as lock, timed_out:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         file.write()
+
+
+def test_reader_of_the_folder_cannot_keep_metrics_from_being_written(tmp_path):
+    """Every user who can read the folder could lock it, or the file: then no job on the machine wrote its metrics."""
+    file = TextFile(str(tmp_path / "x.prom"), Metrics())
+    file.write()
+    for readable in (tmp_path, tmp_path / "x.prom"):
+        fd = os.open(readable, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            file.write()
+        finally:
+            os.close(fd)
+    assert stat.S_IMODE((tmp_path / ".x.prom.lock").stat().st_mode) == 0o600

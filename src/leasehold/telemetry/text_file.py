@@ -80,7 +80,7 @@ class TextFile:
 
     def write(self) -> None:
         """Add what was counted since the last call."""
-        with open_folder(self._folder_path) as folder, _locked(folder):
+        with open_folder(self._folder_path) as folder, _locked(folder, f".{self._name}.lock"):
             before = self._read(folder)
             own = [family for family in self._metrics.families() if family.name not in _LEFT_OUT]
             results = [gauge(name, text) for name, text in _RESULTS.items()]
@@ -137,9 +137,10 @@ def _key(sample: Sample) -> tuple[str, _LabelSet]:
 
 
 @contextmanager
-def _locked(folder: Folder) -> Iterator[None]:
-    """Hold the folder's lock: two processes that add to one file must not both start from what was there before."""
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder.fd)
+def _locked(folder: Folder, name: str) -> Iterator[None]:
+    """Hold a lock: two processes that add to one file must not both start from what was there before. It is on a file
+    of its own, because every user who can read the folder could lock that, and so keep metrics from being written."""
+    fd = folder.open_file(name, os.O_RDWR, create=True)
     end = time.monotonic() + _LOCK_SECONDS
     try:
         while True:
