@@ -29,7 +29,7 @@ HOLDING = Holding(
     "shop", "orders/1", "held", "exclusive", "lock", 1, "f" * 16, Holder("web-1", "h", 7, "why"), 1.5, 2.5, 41, None
 )
 
-seconds = st.floats(0, 1e6)
+seconds = st.floats(0, 86_400)
 labels = st.text(st.characters(categories=["L", "N", "P"]), max_size=40)
 claims = st.builds(
     Claim,
@@ -38,7 +38,7 @@ claims = st.builds(
     st.just(ID),
     st.just(hash_id(ID)),
     st.builds(Holder, labels, labels, st.integers(0, 2**31), labels),
-    st.floats(0.01, 1e6),
+    st.floats(0.01, 86_400),
     st.sampled_from(["exclusive", "shared"]),
     st.sampled_from(["lock", "semaphore"]),
     st.integers(1, 2**31 - 1),
@@ -112,7 +112,11 @@ GOOD_CLAIM = {"id": ID, "name": "n", "ttl": 1.0, "holder": ["h", "", 1, ""]}
         {"kind": []},
         {"limit": 0},
         {"limit": 1.0},
+        {"ttl": 86_401},
+        {"ttl": 1e14},
+        {"delay": 86_401},
         {"delay": -1},
+        {"min_hold": 86_401},
         {"min_hold": "long"},
         {"queue": 1},
         {"token": -1},

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
 
-from leasehold.config import check_limit, check_seconds, check_ttl
+from leasehold.config import DAY, check_limit, check_ttl
 from leasehold.core.names import check_name, check_namespace, hash_id
 from leasehold.core.texts import server_text
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Mismatch, NotSent, Unavailable, Unsupported
@@ -136,11 +136,11 @@ def claim_from_json(value: object, now: float) -> Claim:
         claim_id,
         id_hash,
         _claim_holder(made.get("holder", ("", "", 0, ""))),
-        check_ttl(_seconds(made.get("ttl"), "ttl"), inf),
+        check_ttl(_at_most_a_day(made.get("ttl"), "ttl")),
         _one_of(made.get("mode", "exclusive"), get_args(Mode), "mode"),
         _one_of(made.get("kind", "lock"), get_args(Kind), "kind"),
         check_limit(made.get("limit", 1)),
-        check_seconds("delay", _seconds(made.get("delay", 0.0), "delay")),
+        _at_most_a_day(made.get("delay", 0.0), "delay"),
         _min_hold(made.get("min_hold", 0.0)),
         _flag(made.get("queue", False), "queue"),
         integer_from_json(made.get("token", 0), "token"),
@@ -149,7 +149,16 @@ def claim_from_json(value: object, now: float) -> Claim:
 
 
 def _min_hold(value: object) -> float:
-    return NO_MIN_HOLD if value == NO_MIN_HOLD else check_seconds("min_hold", _seconds(value, "min_hold"))
+    return NO_MIN_HOLD if value == NO_MIN_HOLD else _at_most_a_day(value, "min_hold")
+
+
+def _at_most_a_day(value: object, what: str) -> float:
+    if (seconds := _seconds(value, what)) > DAY:
+        raise ConfigError(
+            f"{what} must be at most {DAY:.0f} s on a lock server, not {seconds:g}: a caller must not keep a name for "
+            "longer without renewing"
+        )
+    return seconds
 
 
 def check_id(claim_id: object) -> str:
