@@ -248,6 +248,30 @@ def test_address_in_an_edited_row_leads_to_no_other_socket(url, path, tmp_path) 
 
 
 @needs_root
+@pytest.mark.parametrize("target", ["socket", "file", "nothing"])
+def test_link_that_a_member_planted_leads_to_no_other_socket(group_folder, tmp_path, target) -> None:
+    """The datagram of root was sent to whichever socket a member of the group chose."""
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as victim,
+        Client(f"sqlite://{group_folder}/locks.db") as client,
+        client.lock("a"),
+    ):
+        victim.setblocking(False)
+        if target == "socket":
+            victim.bind(str(tmp_path / "victim"))
+        elif target == "file":
+            (tmp_path / "victim").touch()
+        address = "0123456789abcdef1"
+        plant_link(group_folder / "locks.db-wakeup" / address, tmp_path / "victim")
+        wakeup_socket = probe.engine(client)._wakeup_socket
+        assert wakeup_socket.is_reachable(wakeup_socket.ensure_bound(client._core.runtime))
+        assert not wakeup_socket.is_reachable(address)
+        assert not wakeup_socket.send("", "a", Notification(address, "reserved", "0" * 32))
+        with pytest.raises(BlockingIOError):
+            victim.recv(100)
+
+
+@needs_root
 def test_planted_socket_folder_makes_clients_poll(tmp_path) -> None:
     folder = tmp_path / "locks.db-wakeup"
     folder.mkdir()

@@ -18,8 +18,8 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from struct import pack
 from typing import Any, Final, Literal, cast
@@ -56,6 +56,7 @@ class WakeupSocket:
         self._stop_flag: list[bool] = []  # of the current listener; not empty: it must stop
         self._senders: tuple[socket.socket, socket.socket] | None = None  # to probe, and to send
         self._folder_fd = -1
+        self._shared: bool | None = None  # others can write the folder of the database; None: not known yet
         self._bind_count = 0
         self._unavailable = False
         self.address = ""  # empty: this client cannot be notified
@@ -71,7 +72,8 @@ class WakeupSocket:
         if not address:
             return False
         try:
-            self._sender_sockets()[0].connect(self._short_path(address))
+            with self._target(address) as path:
+                self._sender_sockets()[0].connect(path)
         except OSError as error:
             return error.errno not in _UNREACHABLE_ERRNOS
         return True
@@ -82,7 +84,8 @@ class WakeupSocket:
         _, kind, id_hash, seconds = notification
         message = f"{kind}\0{id_hash}\0{seconds!r}\0{namespace}\0{name}".encode()
         try:
-            self._sender_sockets()[1].sendto(message, self._short_path(notification.client))
+            with self._target(notification.client) as path:
+                self._sender_sockets()[1].sendto(message, path)
         except OSError as error:
             _log.debug("could not send a wake-up to %s: %s", notification.id_hash[:16], error)
             return error.errno not in _UNREACHABLE_ERRNOS
@@ -201,6 +204,29 @@ class WakeupSocket:
         if self._folder_fd < 0:
             self._folder_fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._folder_fd}/{address}"
+
+    @contextmanager
+    def _target(self, address: str) -> Iterator[str]:
+        """A path that leads to the socket with this address. In a folder that others can write, another user could make
+        it a link to a socket to which only this user may send."""
+        path = self._short_path(address)
+        if sys.platform != "linux" or not self._is_shared():
+            yield path
+            return
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), path)
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
+
+    def _is_shared(self) -> bool:
+        """Of the folder of the database: the owner of a folder inside it could change that one's mode."""
+        if self._shared is None:
+            mode = os.stat(os.path.dirname(self.database_path)).st_mode
+            self._shared = bool(mode & (stat.S_IWGRP | stat.S_IWOTH))
+        return self._shared
 
     def _sender_sockets(self) -> tuple[socket.socket, socket.socket]:
         """Two sockets: one that is connected cannot send to another client while its peer's buffer is full."""
