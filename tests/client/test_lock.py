@@ -310,6 +310,7 @@ def test_lock_without_release_says_what_to_write(client_type) -> None:
             lock.release  # noqa: B018
         assert ("await" in str(caught.value)) is (client_type is AsyncClient)
         assert not hasattr(lock, "release")
+        assert "release" not in dir(lock)
         assert not hasattr(lock, "no_such_thing")
         assert copy.copy(lock).__class__ is lock.__class__
 

@@ -104,18 +104,20 @@ class AcquireRequest(Generic[L]):
 
 async def acquire(request: AcquireRequest[L]) -> L:
     """Acquire the name within `wait` seconds of `began`, or raise and leave no claim behind (E6)."""
-    core, options, claim, wait = request.lock._core, request.lock.options, request.claim, request.wait
+    lock, claim, wait = request.lock, request.claim, request.wait
+    core, options = lock._core, lock.options
     now, call_timeout = core.runtime.now, core.options.call_timeout
     deadline = timing.NEVER if wait is None else request.began + wait
-    engine = request.get_engine()
-    if wait != 0 and not request.waiting_deadlocks and engine.queues_at_once:
+    may_wait, engine = wait != 0 and not request.waiting_deadlocks, request.get_engine()
+    if may_wait and engine.queues_at_once:
         claim = _with_queue(claim, deadline)
     must_release = sent_before = False
     late_grants = failures = 0
-    retries = options.on_unavailable == "wait" and wait != 0 and not request.waiting_deadlocks
+    retries = may_wait and options.on_unavailable == "wait"
     try:
         while True:
-            core.refuse_at_exit()
+            if core.exiting:
+                core.refuse_at_exit()
             sent_before = must_release
             try:
                 if options.require:

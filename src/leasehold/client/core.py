@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -50,6 +51,10 @@ class ClientCore:
     def __init__(self, options: ClientOptions, config: EngineConfig, opener: Opener, runtime: Runtime) -> None:
         self.options, self.config, self.runtime = options, config, runtime
         self._opener = opener
+        # Whether acquires, renewals and releases are reported: to a hook, or to the log at DEBUG. Every call asks.
+        self.reports: Callable[[], bool] = (
+            partial(_is_logged, logging.DEBUG) if options.on_event is None else lambda: True
+        )
         self.mutex = runtime.mutex()
         self.registry = ClaimRegistry(runtime, runtime.random_bytes(8).hex())
         self.callbacks = CallbackThread(runtime)
@@ -64,7 +69,7 @@ class ClientCore:
         )
         self.closed = self._fully_closed = False
         self.withdraws_at_exit = True
-        self._exiting = False  # the interpreter exits: daemon threads acquire nothing any more
+        self.exiting = False  # the interpreter exits: daemon threads acquire nothing any more
         self.in_flight: set[str] = set()  # id hashes being acquired or released: close() waits for them
         self._traits_confirmed = False
         self._breaker = SharedBreaker(runtime, self.engine_name, self._report_breaker) if options.breaker else None
@@ -137,10 +142,12 @@ class ClientCore:
         registry, id_hash = self.registry, lease._claim.id_hash
         registry.held[id_hash] = lease_ref = ref(lease)
         self.watchdog.watch(lease, lease_ref)
-        registry.remove_waiter(id_hash)
+        if registry.waiting:
+            registry.remove_waiter(id_hash)
         if registry.connection_epoch is not connection_epoch:  # too early for `mark_all_at_risk` to find this lease
             lease._mark_at_risk("connection to the engine was lost while the lock was being granted")
-        self._refuse_if_ending(lease)
+        if self.closed or self.exiting:
+            self._refuse_if_ending(lease)
 
     def register_unguaranteed(self, lease: BaseLease) -> None:
         """Enter a lease that the engine did not grant: `close`, a fork and `max_hold` end it, and nothing renews it."""
@@ -241,11 +248,6 @@ class ClientCore:
             log_lines.log_event(event)
         if hook is not None:
             call_hook(hook, event)
-
-    @property
-    def reports(self) -> bool:
-        """Whether acquires, renewals and releases are reported: to a hook, or to the log at DEBUG."""
-        return self.options.on_event is not None or _is_logged(logging.DEBUG)
 
     def report_not_acquired(self, claim: Claim, began: float, queued: bool, error: BaseException) -> None:
         if isinstance(error, NotAcquired):
@@ -356,19 +358,19 @@ class ClientCore:
     # ----------------------------------------------- interpreter exit
 
     def refuse_at_exit(self) -> None:
-        """Called before every attempt. Daemon threads that still acquire when the interpreter exits end here, without a
-        traceback: an attempt sent now would leave a claim that nothing releases."""
+        """Called before every attempt while `exiting`. Daemon threads that still acquire end here, without a traceback:
+        an attempt sent now would leave a claim that nothing releases."""
         if self._refuses_at_exit():
             raise SystemExit
 
     def _refuses_at_exit(self) -> bool:
         """Not on the main thread, which now runs the exit handlers of the program: they end what they began."""
-        return self._exiting and not self.runtime.on_main_thread()
+        return self.exiting and not self.runtime.on_main_thread()
 
     def withdraw_claims(self) -> None:
         """The interpreter exits: let the watchdog release every claim that no code works under. Leases stay held: a
         daemon thread may be working under one. Never waits."""
-        self._exiting = True  # first: a claim that is granted from now on is not registered as held
+        self.exiting = True  # first: a claim that is granted from now on is not registered as held
         for id_hash, waiter in snapshot_items(self.registry.waiting):
             if id_hash not in self.registry.held:
                 self.registry.retry_release(without_min_hold(waiter.claim), wake_now=False)

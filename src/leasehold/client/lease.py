@@ -104,16 +104,16 @@ class BaseLease:
         self, core: ClientCore, claim: Claim, grant: Grant, asked_at: float, valid_until: float, max_hold: float | None
     ) -> None:
         self._core, self._claim = core, claim
-        self._token: int | None = grant.token  # None: not granted by the engine
-        self.slot = grant.slot
+        self._token: int | None  # None: not granted by the engine
+        self._token, ttl, self.slot = grant
         self._grant_asked_at = asked_at
         # `max_hold` counts from now, not from `asked_at`: otherwise a grant that took longer than `max_hold` to arrive
         # would be lost at once.
         self._max_hold_at = timing.NEVER if max_hold is None else core.runtime.now() + max_hold
         if valid_until > self._max_hold_at:
             valid_until = self._max_hold_at
-        self._validity = fast_tuple(Validity, (asked_at, grant.ttl, valid_until))
-        self._renew_at = timing.renew_at(asked_at, grant.ttl, core.runtime.random())
+        self._validity = fast_tuple(Validity, (asked_at, ttl, valid_until))
+        self._renew_at = timing.renew_at(asked_at, ttl, core.runtime.random())
         self._final_state: LeaseState | None = None
         self._lost_reason: Reason | None = None
         self._renewal_failed = self._renewal_attempted = self._release_started = False
@@ -314,7 +314,7 @@ class BaseLease:
         is sent. `held_lock` is marked as released as soon as nothing can keep the release from being sent."""
         if self._token is None:
             return self._end_unguaranteed(held_lock)
-        core = self._core
+        core, id_hash = self._core, self._claim.id_hash
         now = core.runtime.now()
         lost_reason = self._lost_reason_at(now)  # decided before anything is sent
         if lost_reason is not None:
@@ -332,8 +332,8 @@ class BaseLease:
                 self._release_started = True
                 if self._final_state is None:
                     self._final_state = RELEASED
-            core.in_flight.add(self._claim.id_hash)  # before unwatch(): close() finds it here or in the registry
-            core.watchdog.unwatch(self._claim.id_hash)
+            core.in_flight.add(id_hash)  # before unwatch(): close() finds it here or in the registry
+            core.watchdog.unwatch(id_hash)
             if self._signals:
                 self._set_signals()
             try:
@@ -347,10 +347,10 @@ class BaseLease:
                 core.forget(self._claim)
             raise
         finally:
-            core.in_flight.discard(self._claim.id_hash)
+            core.in_flight.discard(id_hash)
         if answered and not ended and lost_reason is None:
             self._on_missing_grant(ended)
-        if core.reports and self._final_state is RELEASED:
+        if core.reports() and self._final_state is RELEASED:
             core.emit("released", self._claim, self._token, self._grant_asked_at, self.slot)
         return bool(ended) and lost_reason is None
 
@@ -481,7 +481,7 @@ class BaseLease:
                 self._renewal_failed = self._renewal_attempted = False
         if not in_time:  # a caller may have read LOST already: it must not change back
             self._end_lost(self._expiry_reason())
-        elif core.reports:
+        elif core.reports():
             core.emit(
                 "renewed",
                 claim,

@@ -42,20 +42,39 @@ _OF_THE_LEASE = frozenset(
 )
 
 
-def missing_attribute(lock: object, name: str) -> AttributeError:
-    """The error for an attribute that a lock does not have. If leases have it, the text says how to get the lease."""
-    kind = type(lock).__name__
-    text = f"{kind!r} object has no attribute {name!r}"
-    if name in _OF_THE_LEASE:
-        async_, await_ = ("async ", "await ") if kind.startswith("Async") else ("", "")
-        text += (
-            f": the lease has it. Write `{async_}with lock as lease:`, or keep what acquire() returns: "
-            f"`lease = {await_}lock.acquire()`, and then `lease.{name}`"
+class _LeaseAttribute:
+    """An attribute that leases have and locks do not. The error says how to get the lease.
+
+    One descriptor per name, not `__getattr__`, which slows down every read of the lock's own attributes.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, lock: object, owner: type) -> NoReturn:
+        async_, await_ = ("async ", "await ") if owner.__name__.startswith("Async") else ("", "")
+        text = (
+            f"{owner.__name__!r} object has no attribute {self._name!r}: the lease has it. Write "
+            f"`{async_}with lock as lease:`, or keep what acquire() returns: `lease = {await_}lock.acquire()`, and "
+            f"then `lease.{self._name}`"
         )
-    return AttributeError(text, name=name, obj=lock)
+        raise AttributeError(text, name=self._name, obj=lock)
 
 
-class BaseLock(Generic[L]):
+class LeaseAttributes:
+    """For all kinds of locks. Added by name below, so that a type checker still reports them as unknown."""
+
+    __slots__ = ()
+
+    def __dir__(self) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in _OF_THE_LEASE]
+
+
+for _name in _OF_THE_LEASE:
+    setattr(LeaseAttributes, _name, _LeaseAttribute(_name))
+
+
+class BaseLock(LeaseAttributes, Generic[L]):
     """What `Lock` and `AsyncLock` share. Immutable; threads and tasks may share it."""
 
     # For locks that the caller did not build: those of an election, and of records.
@@ -95,11 +114,6 @@ class BaseLock(Generic[L]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._client, self._lease_type, self.name, self.shape, self.options)
-
-    if not TYPE_CHECKING:  # a type checker must still report an unknown attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise missing_attribute(self, name)
 
     # ----------------------------------------------------------- acquiring
 
@@ -158,8 +172,9 @@ class BaseLock(Generic[L]):
         request: AcquireRequest[L] = AcquireRequest(
             self, claim, began, wait, waiting_deadlocks, get_engine or core.engine_unless_closed
         )
-        reports = core.reports or self.options.on_unavailable == "run"
-        core.in_flight.add(claim.id_hash)
+        reports = core.reports() or self.options.on_unavailable == "run"
+        id_hash = claim.id_hash
+        core.in_flight.add(id_hash)
         try:
             if reports:
                 core.emit("attempted", claim)
@@ -173,7 +188,7 @@ class BaseLock(Generic[L]):
                 self._report_granted(lease, began, request.waited)
             return lease
         finally:
-            core.in_flight.discard(claim.id_hash)
+            core.in_flight.discard(id_hash)
 
     def _on_not_acquired(self, request: AcquireRequest[L], error: BaseException) -> L | None:
         """Report that an acquire failed. A lease without a grant, if the engine did not answer and the lock's

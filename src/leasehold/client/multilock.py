@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BY_LOCAL_CLOCK, BaseLease, wait_lost
-from leasehold.client.lock import BaseLock, missing_attribute
+from leasehold.client.lock import BaseLock, LeaseAttributes
 from leasehold.config import UNSET, Duration, Unset, check_wait
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired
 from leasehold.model import Reason
@@ -146,7 +146,7 @@ def roll_back(members: list[MemberLock]) -> None:
         raise error
 
 
-class BaseMultiLock(Generic[L, S]):
+class BaseMultiLock(LeaseAttributes, Generic[L, S]):
     """What `MultiLock` and `AsyncMultiLock` share. Immutable; threads and tasks may share it."""
 
     __slots__ = ("_sorted_locks", "locks", "wait")
@@ -173,11 +173,6 @@ class BaseMultiLock(Generic[L, S]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.locks, self.wait)
-
-    if not TYPE_CHECKING:  # a type checker must still report an unknown attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise missing_attribute(self, name)
 
     # ----------------------------------------------------------- acquiring
 

@@ -74,8 +74,9 @@ class LockState:
 
     def attempt(self, context: Context, claim: Claim, client: str) -> AttemptResult:
         notifications: list[Notification] = []
-        if context.now >= self._next_expiry or context.now >= self._next_waiter_scan:
-            self._expire_holders(context.now)
+        now = context.now
+        if now >= self._next_expiry or now >= self._next_waiter_scan:
+            self._expire_holders(now)
         if claim.kind != self.kind or claim.limit != self.limit:
             self._change_kind(context.now, claim)
         entry = self.entries.get(claim.id_hash)
@@ -131,8 +132,12 @@ class LockState:
             entry = None
         if entry is not None:
             # If the clock went back, the name must not be kept for longer than min_hold.
-            kept_until = min(entry.since, context.now) + entry.min_hold
-            if keep_min_hold and entry.state == HELD and kept_until > context.now:
+            if (
+                keep_min_hold
+                and entry.min_hold
+                and entry.state == HELD
+                and (kept_until := min(entry.since, context.now) + entry.min_hold) > context.now
+            ):
                 self._start_cooling(entry, kept_until, delay=0.0)
             else:
                 self._remove(entry)
@@ -313,8 +318,9 @@ class LockState:
         entry = QueueEntry(
             claim.id_hash, client, claim.holder, claim.mode, claim.delay, self.last_ticket, now, now + WAITER_TTL
         )
-        entry.min_hold = claim.min_hold
-        self.entries[claim.id_hash] = entry
+        if claim.min_hold:
+            entry.min_hold = claim.min_hold
+        self.entries[entry.id_hash] = entry
         return entry
 
     def _grant_entry(
@@ -340,7 +346,8 @@ class LockState:
     def _make_holder(self, context: Context, entry: QueueEntry, state: int, until: float) -> None:
         token = context.issue_token()
         slot = self._free_slot() if self.kind == "semaphore" else None
-        self._leave_queue(entry)
+        if entry.state == WAITING:
+            self._leave_queue(entry)
         entry.state, entry.expires_at, entry.since, entry.token, entry.slot = state, until, context.now, token, slot
         self.holders[token] = entry
         if until < self._next_expiry:
@@ -357,21 +364,22 @@ class LockState:
         self._next_expiry = min(self._next_expiry, until)
 
     def _pass_over(self, entry: QueueEntry) -> None:
-        self._leave_queue(entry)
+        if entry.state == WAITING:
+            self._leave_queue(entry)
         self.holders.pop(entry.token, None)
         entry.state, entry.token, entry.slot = PASSED, 0, None
 
     def _remove(self, entry: QueueEntry) -> None:
         if self.entries.get(entry.id_hash) is entry:
             del self.entries[entry.id_hash]
-        self._leave_queue(entry)
+        if entry.state == WAITING:
+            self._leave_queue(entry)
         self.holders.pop(entry.token, None)
 
     def _leave_queue(self, entry: QueueEntry) -> None:
-        if entry.state == WAITING:
-            position = self._position(entry)
-            if position < len(self.waiters) and self.waiters[position][1] is entry:
-                del self.waiters[position]
+        position = self._position(entry)
+        if position < len(self.waiters) and self.waiters[position][1] is entry:
+            del self.waiters[position]
 
     # --------------------------------------------------------------- answers
 

@@ -244,7 +244,8 @@ class MemoryEngine:
         return replies
 
     async def release(self, claim: Claim, deadline: float) -> bool | None:
-        self._registry.remove_waiter(claim.id_hash)
+        if self._registry.waiting:
+            self._registry.remove_waiter(claim.id_hash)
         ended = self._transport.call("release", (claim,), deadline)
         return ended if isinstance(ended, bool) else cast("bool | None", await ended)
 

@@ -195,7 +195,7 @@ class Once:
         return run.result
 
     def _emit(self, kind: Literal["ran", "replayed"], token: int, since: float | None = None) -> None:
-        if self._core.reports:
+        if self._core.reports():
             self._core.emit(kind, self._lock._new_claim(), token=token, since=since)
 
 

@@ -212,11 +212,10 @@ class RowLockState(LockState):
         return super()._head()
 
     def _leave_queue(self, entry: QueueEntry) -> None:
-        if entry.state == WAITING:
-            position = super()._position(entry)  # among the loaded waiters
-            if position < len(self.waiters) and self.waiters[position][1] is entry:
-                del self.waiters[position]
-            self._head()  # `waiters` must not be empty while the table has more
+        position = super()._position(entry)  # among the loaded waiters
+        if position < len(self.waiters) and self.waiters[position][1] is entry:
+            del self.waiters[position]
+        self._head()  # `waiters` must not be empty while the table has more
 
     def _expire_waiters(self, now: float) -> None:
         super()._expire_waiters(now)
