@@ -301,3 +301,13 @@ def test_client_that_a_waiter_has_left_cannot_decline_for_it(url, make_driver, m
     assert isinstance(serving.attempt(waiter), Grant)
     assert serving.release(waiter)
     assert isinstance(other.attempt(last), Grant)
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_second_waiter_of_a_client_is_told_its_position_at_once(url, make_driver, readers) -> None:
+    """It joins the queue as a waiter, with one transaction. A lock server is one client for all its callers."""
+    driver = make_driver(url)
+    for _ in range(readers):
+        driver.acquire(driver.claim(mode="shared"))
+    writer, reader, last = driver.claim(queue=True), driver.claim(queue=True, mode="shared"), driver.claim(queue=True)
+    assert [driver.attempt(waiter).position for waiter in (writer, reader, last)] == [0, 1, 2]

@@ -116,8 +116,7 @@ class EtcdAttempt:
             if not await self._resolve_rejected_put(view, token_base):
                 self._choose_key(view)
             return REREAD
-        # The first `limit` keys ahead hold the name, the others wait. For several readers, `_observe` corrects this.
-        position = max(0, enqueued.total - claim_state.queue_key.limit)
+        position = queue.position(claim_state.queue_key, enqueued.total, enqueued.oldest)
         claim_state.written_revision = revision = queue.txn_revision(done)
         claim_state.state = Queued(revision, revision, position)
         return enqueued
@@ -284,9 +283,9 @@ class EtcdAttempt:
 
     def _observe(self, view: QueueView) -> None:
         """Set the position before querying: replies about entries that are gone wake only the first waiter."""
-        queued, position = self.claim_state.state, queue.position(self.claim_state.queue_key, view.ahead)
-        if position is not None and isinstance(queued, Queued):
-            queued.position = position
+        queued = self.claim_state.state
+        if len(view.ahead) < queue.MAX_QUEUE_READ and isinstance(queued, Queued):  # else it is known too little
+            queued.position = queue.position(self.claim_state.queue_key, len(view.ahead), reversed(view.ahead))
         self._query_missing_ends(view.oldest, view.revision)
 
     def _query_missing_ends(self, oldest: tuple[messages.KeyValue, ...], revision: int) -> None:

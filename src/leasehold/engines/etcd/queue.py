@@ -32,6 +32,7 @@ kept for its delay, must not return.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import count
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -451,8 +452,8 @@ class Enqueued(NamedTuple):
     """What the transaction that put a key read before the put."""
 
     conflicts: tuple[KeyValue, ...]  # conflicting keys, newest first; at most one more than the limit
-    total: int  # the number of all conflicting keys
     oldest: tuple[KeyValue, ...]  # the front of the queue, oldest first
+    total: int  # the number of all keys
 
 
 def parse_enqueued(queue_key: QueueKey, done: TxnResponse) -> Enqueued | None:
@@ -461,10 +462,11 @@ def parse_enqueued(queue_key: QueueKey, done: TxnResponse) -> Enqueued | None:
         return None
     if len(done.responses) != 3 or done.responses[2].put is None:
         raise MalformedReply("unexpected reply to an enqueue transaction")
-    conflicts, found = _parse_kvs(done, 0, queue_key.conflict_prefix), done.responses[0].range
-    if found is None or found.total < len(conflicts) or bool(found.total) != bool(conflicts):
+    conflicts, oldest = _parse_kvs(done, 0, queue_key.conflict_prefix), _parse_kvs(done, 1, queue_key.prefix)
+    found = done.responses[1].range
+    if found is None or found.total < max(len(conflicts), len(oldest)) or bool(found.total) != bool(oldest):
         raise MalformedReply("the count does not match the keys")
-    return Enqueued(conflicts, found.total, _parse_kvs(done, 1, queue_key.prefix))
+    return Enqueued(conflicts, oldest, found.total)
 
 
 def was_put(done: TxnResponse) -> bool:
@@ -509,17 +511,16 @@ def conflicts_ahead(queue_key: QueueKey, create_revision: int, oldest: tuple[Key
     return [entry for kv in found if (entry := parse_entry(queue_key.root, kv)) is not None]
 
 
-def position(queue_key: QueueKey, ahead: tuple[KeyValue, ...]) -> int | None:
-    """The number of waiters ahead, holders not counted. None: the queue is longer than MAX_QUEUE_READ."""
-    if len(ahead) >= MAX_QUEUE_READ:
-        return None
+def position(queue_key: QueueKey, total: int, oldest: Iterable[KeyValue]) -> int:
+    """The number of waiters among `total` entries ahead of the claim. `oldest`: the first of them, or all. If readers
+    hold the name, and more of them than `oldest` shows, the result is too high."""
     shared_count = 0
-    for kv in reversed(ahead):
+    for kv in oldest:
         if b"/l/r/" not in kv.key[len(queue_key.prefix) - 1 :]:
             break
         shared_count += 1
     holders = max(shared_count, 1) if queue_key.limit == 1 else queue_key.limit
-    return max(0, len(ahead) - holders)
+    return max(0, total - holders)
 
 
 def is_holder(entry: Entry, earlier: list[Entry]) -> bool:
