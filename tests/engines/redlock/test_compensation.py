@@ -248,6 +248,53 @@ def test_rejoin_during_release_leaves_no_grant(nodes, wait_until, monkeypatch) -
         wait_until(lambda: nodes.remaining_keys() == [], 8)
 
 
+def test_withdrawn_rejoin_leaves_the_vote_of_another_client(nodes, make_driver, monkeypatch) -> None:
+    """The claim has moved: its caller repeated it at another lock server, and the first one drops its note of it."""
+    first, second = make_driver(nodes.url), make_driver(nodes.url)
+    held = first.acquire(first.claim(ttl=60.0))
+    engine, registry = first.engine, first.engine._registry
+    registry.held[held.id_hash] = lambda: None
+    nodes.all[0].ask("FLUSHALL")
+    repeated = []
+    run_before_script(engine, engine._scripts.rejoin, lambda: registry.held.pop(held.id_hash), monkeypatch)
+    run_before_script(engine, engine._scripts.release, lambda: repeated.append(second.acquire(held)), monkeypatch)
+    assert isinstance(first.renew(held), Alive)
+    assert [claim.token for claim in repeated] == [held.token]
+    assert all(lock_keys(node) for node in nodes.all)
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_lock_server_does_not_undo_a_rejoin_without_an_answer(
+    nodes, make_driver, wait_until, monkeypatch, undo
+) -> None:
+    """Another server may have counted the node's vote since, for a renewal."""
+    driver = make_driver(nodes.url)
+    held = driver.acquire(driver.claim(ttl=60.0))
+    registry, engine = driver.engine._registry, driver.engine
+    registry.undo_unanswered, registry.held[held.id_hash] = undo, lambda: None
+    nodes.all[0].ask("FLUSHALL")
+    nodes.all[0].ask("SCRIPT", "LOAD", engine._scripts.rejoin.text)
+    before = []
+    run_before_script(
+        engine,
+        engine._scripts.rejoin,
+        lambda: (before.append(nodes.all[0].calls()), nodes.pause(0)),
+        monkeypatch,
+    )
+    assert isinstance(driver.renew(held), Alive)
+    nodes.resume()
+
+    def executed(command: str) -> int:
+        return nodes.all[0].calls().get(command, 0) - before[0].get(command, 0)
+
+    wait_until(lambda: executed("evalsha") == 1)
+    if undo:
+        wait_until(lambda: executed("eval") == 1)
+    else:
+        nodes.all[0].ask("PING")  # what was sent behind the rejoin has been executed, too
+        assert executed("eval") == 0
+
+
 def test_late_rejoin_after_release_leaves_no_grant(nodes, proxied_nodes, make_driver, wait_until) -> None:
     """The new holder sends a rejoin to the node that was late. The rejoin arrives only after the release."""
     url, proxies = proxied_nodes

@@ -20,7 +20,7 @@ from leasehold.engines.redlock.client_state import ProposalClock
 from leasehold.engines.redlock.protocol import NodeRenewal, RedlockRequests
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.errors import LeaseholdError, Unavailable
-from leasehold.model import NO_MIN_HOLD, Alive, Claim, Gone
+from leasehold.model import Alive, Claim, Gone
 
 _OFFER_LIFETIME: Final = 500_000  # microseconds that an offer is valid
 
@@ -98,32 +98,32 @@ class RedlockRenewer:
             await self._broadcaster.run_round(
                 rejoin, {node: list(offers.values())}, deadline, ttl, lambda _: True, compensation
             )
-            await self._withdraw_released(
-                node, [claim for claim in offers if claim.id_hash not in self._registry.held], deadline
-            )
+            released = [claim for claim in offers if claim.id_hash not in self._registry.held]
+            await self._withdraw_released(node, released, number, deadline)
 
     def _compensation(self, claims: Sequence[Claim], number: int) -> bytes:
-        release, requests = self._requests.scripts.release, self._requests
-        return b"".join(
-            as_eval(release, requests.undo_attempt(self._name_keys(claim), claim, number)) for claim in claims
-        )
+        if not self._registry.undo_unanswered:  # then an offer that arrives late is refused after its lifetime
+            return b""
+        return b"".join(as_eval(self._requests.scripts.release, self._undo(claim, number)) for claim in claims)
 
-    async def _withdraw_released(self, node: int, released: Sequence[Claim], deadline: float) -> None:
-        """Release again what was released during the offer: the release may have arrived before the offer, which would
-        then stay (E6). A claim still held is released later, and so after the offer."""
+    def _undo(self, claim: Claim, number: int) -> bytes:
+        """Withdraws the offer with this number, and no vote that a later request or another client got since."""
+        return self._requests.undo_attempt(self._name_keys(claim), claim, number)
+
+    async def _withdraw_released(self, node: int, released: Sequence[Claim], number: int, deadline: float) -> None:
+        """Withdraw offers of what was released during the offer: the release may have arrived before the offer, which
+        would then stay (E6). A claim still held is released later, and so after the offer."""
         if not released:
             return
-        release, requests = self._requests.scripts.release, self._requests
-        packed = {
-            each.id_hash: requests.release(self._name_keys(each), each._replace(min_hold=NO_MIN_HOLD))
-            for each in released
-        }
+        release, packed = self._requests.scripts.release, {each.id_hash: self._undo(each, number) for each in released}
         result = await self._broadcaster.run_round(
             release, {node: list(packed.values())}, deadline, released[0].ttl, lambda _: True
         )
+        missed = self._broadcaster.nodes[node]
         if result.errors.get(node):
             for id_hash, each in packed.items():
-                self._broadcaster.nodes[node].add_missed_release(id_hash, release, each)
+                if id_hash not in missed.missed_releases:  # the claim's own release ends more than this
+                    missed.add_missed_release(id_hash, release, each)
 
     def _name_keys(self, claim: Claim) -> NameKeys:
         return self._requests.name_keys(claim.namespace, claim.name)
