@@ -233,6 +233,23 @@ async def test_release_gives_up_at_its_deadline_if_an_attempt_lasts():
 
 
 @in_loop
+async def test_id_of_an_attempt_under_way_is_refused_for_another_name():
+    """An engine knows its waiters by their ids: two names would share one waiter, and one would not be woken."""
+    async with serving() as service:
+        await acquire(service, "holder")
+        gate = service.engine.gates["attempt"] = asyncio.Event()
+        first = asyncio.ensure_future(attempt(service, "waiter"))
+        await until(lambda: len(service.engine.calls) == 2)
+        other = claim_of("waiter", "invoices/7", queue=True)
+        with pytest.raises(Problem, match="waits for another name"):
+            await service.attempt(other, CLIENT, deadline(service))
+        assert await service.release(other, deadline(service)) is False
+        gate.set()
+        assert isinstance(await first, Busy)
+        await queued(service, "waiter")
+
+
+@in_loop
 async def test_release_ends_a_long_poll_which_attempts_no_more():
     async with serving() as service:
         await acquire(service, "holder")
@@ -486,6 +503,23 @@ async def test_reservation_of_a_dead_client_goes_to_the_next_at_once():
         await release(service, "holder")
         assert await until_wakeup(other) == claim_of("next").id_hash
         assert asyncio.get_running_loop().time() - began < RESERVATION_TTL
+
+
+@in_loop
+async def test_reservation_is_declined_for_its_own_client_only():
+    """Others see most digits of a claim's hash, and may not let a waiter lose its turn."""
+    async with serving() as service:
+        await acquire(service, "holder")
+        service.open_stream(CLIENT)
+        await attempt(service, "first")
+        await attempt(service, "second", OTHER)
+        await release(service, "holder")
+        claim = claim_of("first")._replace(id="")
+        for client in (OTHER, ("other", CLIENT[1]), ("", "")):
+            assert not await service.decline(claim, client, deadline(service))
+        assert ("first", "reserved") in await found(service)
+        assert await service.decline(claim, CLIENT, deadline(service))
+        assert ("second", "reserved") in await found(service)
 
 
 @in_loop

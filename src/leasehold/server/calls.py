@@ -147,7 +147,7 @@ def _decline(app: App, request: Request, call: Call, deadline: float) -> Answer:
 
     async def run() -> wire.Json:
         with app.limits.call(request.caller, "release"):
-            return {"value": await app.service.decline(claim, deadline)}
+            return {"value": await app.service.decline(claim, request.client, deadline)}
 
     return run()
 

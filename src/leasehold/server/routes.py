@@ -66,6 +66,16 @@ class Stream(Generic[T]):
         return unsent
 
 
+class Attempts:
+    """The attempts of a claim that are under way."""
+
+    __slots__ = ("claim", "tasks")
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+
 class Route:
     """A queued claim, and the client to wake for it. Without a client: a long-poll's claim, kept for a repetition."""
 

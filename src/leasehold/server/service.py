@@ -35,10 +35,10 @@ from leasehold.errors import ConfigError, LeaseholdError, NotSent, Reentered, Un
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.loop import Loop
 from leasehold.server.problems import Draining, invalid
-from leasehold.server.routes import ClientKey, Held, LongPoll, Registry, Relay, Route, Slot, Stream
+from leasehold.server.routes import Attempts, ClientKey, Held, LongPoll, Registry, Relay, Route, Slot, Stream
 
 T = TypeVar("T")
-N = TypeVar("N", LongPoll, Route, Held)
+N = TypeVar("N", Attempts, LongPoll, Route, Held)
 
 
 _log = logging.getLogger("leasehold.server")
@@ -74,7 +74,7 @@ class Service:
         self.polls: dict[str, LongPoll] = {}
         self._routes_of: dict[ClientKey, set[str]] = {}
         self._waiting: dict[str, asyncio.Task[Any]] = {}  # inside the engine's `wait`, by id hash
-        self._attempts: dict[str, set[asyncio.Task[Any]]] = {}  # under way, by id hash
+        self._attempts: dict[str, Attempts] = {}  # under way, by id hash
         self.measure: Callable[[str, str, float], None] = lambda _call, _outcome, _seconds: None
         self._ping: asyncio.Task[None] | None = None
         self._pinged_at = -timing.NEVER
@@ -98,7 +98,7 @@ class Service:
         for route in self.routes.values():
             if route.task is not None:
                 route.task.cancel()
-        under_way = [task for tasks in self._attempts.values() for task in tasks]
+        under_way = [task for attempts in self._attempts.values() for task in attempts.tasks]
         if under_way:  # not cancelled (rule 1): each has a deadline
             await asyncio.wait(under_way, timeout=self.call_timeout + 1)
         with suppress(TimeoutError):
@@ -228,11 +228,11 @@ class Service:
         deadline = self._bounded(deadline)
         if claim.id and (poll := self._same(claim, self.polls)) is not None:
             poll.end("released")
-        while under_way := self._attempts.get(claim.id_hash):
+        while (under_way := self._same(claim, self._attempts)) is not None:
             left = deadline - self.runtime.now()
             if left <= 0:
                 raise Unavailable("an attempt of the same claim is still under way")
-            await asyncio.wait(set(under_way), timeout=left)
+            await asyncio.wait(set(under_way.tasks), timeout=left)
         if self._waits_for_another_name(claim) and self._same(claim, self.held) is None:
             return False
         if claim.id:
@@ -241,8 +241,12 @@ class Service:
             self._unhold(claim)
         return await self._counted("release", partial(self.engine.release, claim), deadline)
 
-    async def decline(self, claim: Claim, deadline: float) -> bool:
-        """A remote engine refuses a reservation: it has no client to notify of it."""
+    async def decline(self, claim: Claim, client: ClientKey, deadline: float) -> bool:
+        """A remote engine refuses a reservation: it has no client to notify of it. False for a claim that waits here
+        for another client, or does not wait here: a hash of its id, which others may see, must not suffice."""
+        route = self._same(claim, self.routes)
+        if route is None or route.client != client:
+            return False
         return await self._counted("decline", partial(self.engine.decline, claim), deadline)
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
@@ -307,15 +311,15 @@ class Service:
             return reply
 
         def done(task: asyncio.Task[Grant | Busy]) -> None:
-            under_way.discard(task)
-            if not under_way and self._attempts.get(claim.id_hash) is under_way:
+            under_way.tasks.discard(task)
+            if not under_way.tasks and self._attempts.get(claim.id_hash) is under_way:
                 del self._attempts[claim.id_hash]
             if task.cancelled() or task.exception() is not None:  # retrieved, even if the caller is gone
                 _end(slot)
 
         task = self._loop.create_task(attempt())
-        under_way = self._attempts.setdefault(claim.id_hash, set())
-        under_way.add(task)
+        under_way = self._attempts.setdefault(claim.id_hash, Attempts(claim))
+        under_way.tasks.add(task)
         task.add_done_callback(done)
         return await asyncio.shield(task)
 
@@ -533,7 +537,8 @@ class Service:
 
     def _waits_for_another_name(self, claim: Claim) -> bool:
         """Whether the id waits here for another name. Engines would forget that waiter: they know it by its id."""
-        waiting = self.polls.get(claim.id_hash) or self.routes.get(claim.id_hash)
+        id_hash = claim.id_hash
+        waiting = self.polls.get(id_hash) or self.routes.get(id_hash) or self._attempts.get(id_hash)
         return waiting is not None and waiting.claim[:2] != claim[:2]
 
     def queued_since(self, claim: Claim) -> float | None:
