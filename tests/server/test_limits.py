@@ -3,7 +3,7 @@
 import pytest
 
 from leasehold.server.auth import ANYONE, Caller
-from leasehold.server.limits import Limits
+from leasehold.server.limits import Connection, Limits
 from leasehold.server.problems import Overloaded, TooMany
 from leasehold.server.settings import LimitSettings
 
@@ -52,6 +52,20 @@ def test_call_that_fails_is_no_longer_counted():
         raise ZeroDivisionError
     assert limits.calls == 0
     assert len(limits._calls) == 0, "nothing is kept for a name without calls"
+
+
+def test_connection_is_counted_for_the_key_that_uses_it():
+    limits = Limits(LimitSettings(connections_per_key=1))
+    first, second = Connection(), Connection()
+    assert [limits.connection(WEB, first), limits.connection(WEB, first)] == [True, True]
+    assert limits.connection(WEB, second) is False
+    assert limits.connection(CRON, first), "a proxy may use it for another caller"
+    assert limits.connection(WEB, second)
+    for connection in (first, second, second):
+        connection.end()
+    assert limits._connections == {}, "nothing is kept for a key without connections"
+    assert all(limits.connection(ANYONE, Connection()) for _ in range(3))
+    assert limits.refused == {"connections_per_key": 1}
 
 
 def test_waiters_of_all_callers_are_limited():

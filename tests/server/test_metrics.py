@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -86,6 +86,25 @@ def test_metrics_show_namespaces_only_to_callers_that_may_read_all(tmp_path):
         assert b"leasehold_server_requests" in seen
         assert b"payroll" not in seen
         assert b"shop" not in seen
+
+
+def test_metrics_count_refused_keys_and_rights_by_reason(tmp_path):
+    path = tmp_path / "keys.toml"
+    now = datetime.now(UTC)
+    tenant = keys.create(path, "tenant", [Right.parse("lock:shop:orders/")], now=now)
+    expired = keys.create(path, "old", [Right.parse("lock:shop:")], now=now, expires=now - timedelta(days=1))
+    with running("--keys", str(path)) as server:
+        for key in (None, expired, tenant[:-1] + "x", "no key of ours"):
+            assert server.get("/v1/traits", key=key).status == 401
+        for namespace, name in (("shop", "invoices/1"), ("other", "orders/1"), ("", "orders/1")):
+            assert server.post("/v1/acquire", {"namespace": namespace, "name": name}, key=tenant).status == 403
+        assert server.get("/v1/locks?namespace=shop", key=tenant).status == 403
+        found = _samples(server, key=tenant)
+    counted = {
+        reason: found["leasehold_server_auth_failures_total", ("reason", reason)]
+        for reason in ("missing", "unknown", "expired", "scope", "namespace")
+    }
+    assert counted == {"missing": 1, "unknown": 2, "expired": 1, "scope": 2, "namespace": 2}
 
 
 def test_metrics_show_records_of_the_audit_log(tmp_path):

@@ -1,6 +1,8 @@
 """What a server refuses under load: by class of call, per key, and with what answer."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import secrets
 import threading
@@ -17,7 +19,7 @@ from leasehold.server.limits import Limits
 from leasehold.server.messages import Request
 from leasehold.server.service import Service
 from leasehold.server.settings import LimitSettings
-from tests.support.running_server import poll, running
+from tests.support.running_server import SECONDS, poll, running
 
 
 class Server:
@@ -225,6 +227,40 @@ def test_waiters_beyond_the_limits_are_told_which(limited, by):
         for end in ends:
             end()
     poll(lambda: b'kind="parked"} 0.0\n' in server.get("/metrics", key=web).body)
+
+
+def test_connections_beyond_the_limit_of_a_key_are_not_kept(tmp_path):
+    """What may last is refused on them. Anything else, above all a renewal, is answered before they are closed."""
+    path = tmp_path / "keys.toml"
+    web, cron = [keys.create(path, who, [Right.parse("lock,read::")], now=datetime.now(UTC)) for who in ("web", "cron")]
+    body = {"name": "job", "id": "0" * 32, "ttl": 300}
+    with running("--keys", str(path), "--limits-connections-per-key", "2") as server, contextlib.ExitStack() as stack:
+
+        def connect():
+            made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+            return stack.enter_context(contextlib.closing(made))
+
+        def ask(connection, path, body=None, key=web):
+            """Status, and whether the connection stays open."""
+            headers = {"Authorization": f"Bearer {key}", "Leasehold-Client": "c1"}
+            connection.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
+            response = connection.getresponse()
+            if response.status != 200 or "event-stream" not in response.headers["content-type"]:
+                response.read()
+            return response.status, response.headers["connection"] != "close"
+
+        first, second = connect(), connect()
+        assert [ask(each, "/v1/acquire", body) for each in (first, second, first)] == [(200, True)] * 3
+        token = server.get("/v1/locks?name=job", key=cron).json["holdings"][0]["token"]
+        assert ask(connect(), "/v1/acquire", body) == (429, False)
+        assert ask(connect(), "/v1/stream") == (429, False)
+        assert ask(connect(), "/v1/renew", {**body, "token": token}) == (200, False)
+        assert ask(connect(), "/v1/acquire", {**body, "name": "other"}, key=cron) == (200, True)
+        assert ask(second, "/v1/traits", key=cron) == (200, True), "now it is a connection of that key"
+        assert ask(connect(), "/v1/stream") == (200, True)
+        first.close()
+        poll(lambda: ask(connect(), "/v1/acquire", body)[0] == 200)
+        assert b'shed_total{reason="connections_per_key"} ' in server.get("/metrics", key=cron).body
 
 
 def assert_problem(refused, status, kind):

@@ -322,6 +322,32 @@ def test_caller_that_hangs_up_keeps_its_position_with_its_own_id(memory_server, 
 # -- events
 
 
+@pytest.mark.parametrize("where", ["open connection", "new connection"])
+def test_request_of_a_caller_that_hung_up_before_it_began_is_not_run(where):
+    """A server that was stopped for a while must not carry out what its callers have repeated at another server: the
+    late attempt would send the wake-ups of a waiter to a server that it has left."""
+    body = json.dumps({"name": NAME, "ttl": 600, "id": FIRST}).encode()
+    request = b"POST /v1/acquire HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with running() as server, contextlib.ExitStack() as stack:
+
+        def connect():
+            return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS))
+
+        if where == "open connection":
+            impatient = connect()
+            impatient.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert impatient.recv(1000).startswith(b"HTTP/1.1 200")
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            impatient = connect() if where == "new connection" else impatient
+            impatient.sendall(request)
+            impatient.close()
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        poll(lambda: 'route="/v1/acquire"} 1' in server.get("/metrics").body.decode())
+        assert server.get(f"/v1/locks?name={NAME}").json["holdings"] == []
+
+
 def test_events_show_what_happens_through_this_server(memory_server, new_id):
     claim_id = new_id()
     with memory_server.stream("/v1/events?prefix=watched/") as events:

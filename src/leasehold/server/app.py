@@ -21,9 +21,9 @@ from leasehold.model import Alive, Claim, Gone, Grant
 from leasehold.server import api, calls, feed, metrics, openapi, problems, schemas
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator, certificate_names
-from leasehold.server.limits import Admitted, Limits
+from leasehold.server.limits import CONNECTION, Admitted, Connection, Limits
 from leasehold.server.messages import EventStream, Request, Response, problem_response, read_query
-from leasehold.server.problems import Draining, Forbidden, Problem, invalid
+from leasehold.server.problems import Draining, Forbidden, Problem, TooMany, invalid
 from leasehold.server.routes import Slot, Stream
 from leasehold.server.service import Service
 
@@ -59,6 +59,8 @@ _PROBE: Final = ("invalid", "draining", "engine-unavailable")
 
 # These have no HEAD: the answer would stay open, and that of /v1/stream would end the client's own stream.
 _STREAMS: Final = frozenset({"/v1/events", "/v1/stream"})
+# What may keep a connection for long: refused to a key with too many. Anything else, such as a renewal, is answered.
+_LONG: Final = _STREAMS | {"/v1/acquire"}
 
 # path -> method -> route
 ROUTES: Final[dict[str, dict[str, Route]]] = {
@@ -92,7 +94,9 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
     },
     "/v1/calls": {"POST": Route(calls.calls, "Verbs of a remote engine", problems=_WRITE)},
     "/v1/stream": {
-        "GET": Route(calls.stream, "Wake-ups of a remote engine", problems=("invalid", "unauthorized", "draining"))
+        "GET": Route(
+            calls.stream, "Wake-ups of a remote engine", problems=("invalid", "unauthorized", "too-many", "draining")
+        )
     },
     "/metrics": {"GET": Route(metrics.metrics, "Metrics for Prometheus", problems=("invalid", "unauthorized"))},
     "/openapi.json": {"GET": Route(openapi.openapi, "This description", problems=("invalid",), needs_key=False)},
@@ -132,6 +136,8 @@ class App:
         echoed = [(b"x-request-id", request.request_id.encode())]
         if request.trace:
             echoed.append((b"traceparent", request.trace.encode()))
+        if request.is_last:
+            echoed.append((b"connection", b"close"))
         return answer._replace(headers=(*answer.headers, *echoed))
 
     async def _dispatch(self, request: Request) -> Response | EventStream:
@@ -167,6 +173,10 @@ class App:
         if client and not _CLIENT_ID.fullmatch(client):
             raise invalid("Leasehold-Client has 1 to 64 letters, digits, '.', '_' or '-'", 400)
         request.caller, request.client = caller, (caller.who, client.decode())
+        request.is_last = not self.limits.connection(caller, request.connection)
+        if request.is_last and request.path in _LONG:
+            detail = f"{caller.who} has {self.limits.settings.connections_per_key} connections at this server"
+            raise TooMany(f"{detail}, which is its limit: retry")
 
     def _read_within(self, request: Request) -> tuple[float, bool]:
         """How long the caller waits for the engine: its `Leasehold-Within`, else `call_timeout`."""
@@ -274,8 +284,10 @@ class App:
         problem = problems.problem_for(error)
         if problem.kind == "internal":
             _log.error("%s %s failed (request %s)", request.method, request.path, request.request_id, exc_info=error)
-        elif isinstance(problem, Forbidden) and self.audit is not None:
-            self.audit.note_denied(request, problem)
+        elif isinstance(problem, Forbidden):
+            self.authenticator.count_failure(request.caller.failure(problem.namespace))
+            if self.audit is not None:
+                self.audit.note_denied(request, problem)
         elif problem is not error and problem.kind == "engine-unavailable":
             _log.info("%s %s: %s (request %s)", request.method, request.path, error, request.request_id)
         return problem
@@ -298,6 +310,7 @@ class App:
             lambda: _read_body(receive),
             hung_up,
             certificate_names(scope),
+            scope.get("extensions", {}).get(CONNECTION) or Connection(),
         )
         answer = await self.answer(request)
         if isinstance(answer, EventStream):
@@ -307,7 +320,12 @@ class App:
 
 
 async def _read_body(receive: Receive) -> bytes:
-    """The protocol bounds its size and time, and then hangs up."""
+    """The protocol bounds its size and time, and then hangs up.
+
+    A server that was stopped for a while finds requests whose callers have given up, and perhaps repeated them at
+    another server: these must not be carried out. The loop reads a body first and notices the hang-up in its next turn.
+    """
+    await asyncio.sleep(0)
     parts: list[bytes] = []
     while True:
         message = await receive()

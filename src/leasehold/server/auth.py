@@ -21,6 +21,9 @@ from leasehold.server.settings import Settings
 from leasehold.server.watched import Watched
 
 Verb: TypeAlias = Literal["read", "lock", "break"]
+# Why a request was refused, for metrics: without a key or certificate, with one that is not known or is over, in a
+# namespace without a right, or with none for this verb and name.
+Failure: TypeAlias = Literal["missing", "unknown", "expired", "namespace", "scope"]
 
 CERTIFICATE_NAMES: Final = "leasehold.certificate_names"  # in the extensions of an ASGI scope
 _MAX_AUTHORIZATION: Final = 512  # bytes; a longer header is no key of ours
@@ -40,6 +43,11 @@ class Caller:
     def may(self, verb: Verb, namespace: str, name: str) -> bool:
         """Whether a right covers this verb for this name."""
         return any(right.covers(verb, namespace, name) for right in self.rights)
+
+    def failure(self, namespace: str) -> Failure:
+        """Why this caller was refused something in this namespace."""
+        known = any(right.namespace in (namespace, keys.ANY_NAMESPACE) for right in self.rights)
+        return "scope" if known else "namespace"
 
     def may_list(self, namespace: str, prefix: str) -> bool:
         """Whether one right covers reading every name of the namespace that begins with this prefix."""
@@ -62,6 +70,7 @@ class Authenticator:
     def __init__(self, key_file: Path | None, *, certificates: bool = False, now: Callable[[], float] = time.time):
         self._watched = None if key_file is None else Watched("the key file", [key_file], self._read)
         self._certificates, self._now = certificates, now
+        self.failures: dict[Failure, int] = {}  # reason -> refused requests
         self._keys: Mapping[str, Key] = {}
         self._callers: Mapping[str, Caller] = {}
         if self._watched is not None:
@@ -78,10 +87,16 @@ class Authenticator:
         if self._watched is None and not self._certificates:
             return ANYONE
         if authorization:
-            return self._by_key(authorization)
-        if self._certificates:
-            return self._by_certificate(certificate_names)
+            found = self._by_key(authorization)
+        else:
+            found = self._by_certificate(certificate_names) if self._certificates else "missing"
+        if isinstance(found, Caller):
+            return found
+        self.count_failure(found)
         return None
+
+    def count_failure(self, reason: Failure) -> None:
+        self.failures[reason] = self.failures.get(reason, 0) + 1
 
     def still(self, caller: Caller) -> bool:
         """Whether this caller, identified earlier, would have the same rights now. For responses that take long."""
@@ -104,28 +119,32 @@ class Authenticator:
 
         return apply
 
-    def _by_key(self, authorization: bytes) -> Caller | None:
+    def _by_key(self, authorization: bytes) -> Caller | Failure:
         scheme, _, secret = authorization[: _MAX_AUTHORIZATION + 1].partition(b" ")
         secret = secret.strip(b" ")
         who = keys.who_of(secret)
         if scheme.lower() != b"bearer" or who is None or len(authorization) > _MAX_AUTHORIZATION:
-            return None
+            return "unknown"
         # The same work for a caller that is not known: the answer's time says nothing about the file.
         key = self._keys.get(who)
         expected = key.sha256 if key is not None and key.sha256 is not None else _NO_HASH
         fits = hmac.compare_digest(hashlib.sha256(secret).digest(), expected)
-        if not fits or key is None or key.expired(self._now()):
-            return None
-        return self._callers[who]
+        if not fits or key is None:
+            return "unknown"
+        return "expired" if key.expired(self._now()) else self._callers[who]
 
-    def _by_certificate(self, names: Sequence[str]) -> Caller | None:
+    def _by_certificate(self, names: Sequence[str]) -> Caller | Failure:
+        if not names:
+            return "missing"
         if self._watched is None:
-            return Caller(names[0], _EVERYTHING) if names else None
+            return Caller(names[0], _EVERYTHING)
+        failure: Failure = "unknown"
         for name in names:
             key = self._keys.get(name)
             if key is not None and not key.expired(self._now()):
                 return self._callers[name]
-        return None
+            failure = failure if key is None else "expired"
+        return failure
 
 
 def certificate_names(scope: Mapping[str, Any]) -> Sequence[str]:

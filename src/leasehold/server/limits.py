@@ -19,6 +19,7 @@ from leasehold.server.settings import LimitSettings
 
 Class: TypeAlias = Literal["attempt", "read", "release", "renew"]
 
+CONNECTION: Final = "leasehold.connection"  # in the extensions of an ASGI scope
 # The share of `limits.calls` above which calls of a class are refused.
 SHARES: Final[dict[Class, float]] = {"attempt": 0.8, "read": 0.9, "release": 1.0}
 _IN_BULKHEADS: Final = frozenset({"attempt", "read"})
@@ -32,6 +33,7 @@ class Limits:
         self.calls = 0  # under way
         self.waiters = 0
         self.refused: dict[str, int] = {}  # limit -> refusals, for metrics
+        self._connections: dict[str, int] = {}  # open connections of each key
         self._most = {kind: ceil(settings.calls * share) for kind, share in SHARES.items()}
         self._calls = Bulkheads(
             "calls", settings.calls_per_key, settings.calls_per_namespace, settings.calls_per_name, self.refused
@@ -39,6 +41,19 @@ class Limits:
         self._waiters = Bulkheads(
             "waiters", settings.waiters_per_key, settings.waiters_per_namespace, settings.waiters_per_name, self.refused
         )
+
+    def connection(self, caller: Caller, connection: Connection) -> bool:
+        """Count an open connection for the key that uses it now. False: this key has too many, so this one is not
+        counted, and must be closed after its answer."""
+        most = self.settings.connections_per_key
+        if not most or not caller.limited or connection.who == caller.who:
+            return True
+        connection.end()
+        if self._connections.get(caller.who, 0) >= most:
+            self.refused["connections_per_key"] = self.refused.get("connections_per_key", 0) + 1
+            return False
+        connection.begin(caller.who, self._connections)
+        return True
 
     def call(self, caller: Caller, kind: Class, namespace: str | None = None, name: str = "") -> Admitted:
         """A call of the engine, until the `with` ends. Raises Overloaded or TooMany before anything is sent.
@@ -62,6 +77,27 @@ class Limits:
     def _refuse(self, limit: str, problem: Problem) -> Problem:
         self.refused[limit] = self.refused.get(limit, 0) + 1
         return problem
+
+
+class Connection:
+    """An open connection, counted for the key that has used it last until `end`."""
+
+    __slots__ = ("_counts", "who")
+
+    def __init__(self) -> None:
+        self.who = ""  # empty: it is not counted
+        self._counts: dict[str, int] = {}
+
+    def begin(self, who: str, counts: dict[str, int]) -> None:
+        self.who, self._counts = who, counts
+        counts[who] = counts.get(who, 0) + 1
+
+    def end(self) -> None:
+        if self.who:
+            self._counts[self.who] -= 1
+            if not self._counts[self.who]:
+                del self._counts[self.who]
+            self.who = ""
 
 
 class Admitted:

@@ -13,6 +13,7 @@ import msgspec
 from leasehold.errors import ConfigError
 from leasehold.server import problems
 from leasehold.server.auth import ANYONE, Caller, Verb
+from leasehold.server.limits import Connection
 from leasehold.server.problems import Forbidden, Problem, invalid
 from leasehold.server.routes import ClientKey
 
@@ -39,12 +40,14 @@ class Request:
     read_body: Callable[[], Awaitable[bytes]] = _no_body
     hung_up: Callable[[], Awaitable[None]] = _never  # returns when the caller is gone
     certificate_names: Sequence[str] = ()  # of the client certificate
+    connection: Connection = field(default_factory=Connection)
     # Filled in by the application, in this order.
     request_id: str = ""
     trace: str = ""
     arrived: float = 0.0
     caller: Caller = ANYONE
     client: ClientKey = ("", "")
+    is_last: bool = False  # the connection is closed after the answer
     within: float = 0.0  # seconds that the caller waits for the engine's answer
     has_within: bool = False
     arguments: dict[str, str] = field(default_factory=dict)  # of the query

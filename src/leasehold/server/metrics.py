@@ -90,6 +90,8 @@ class ServerMetrics:
         )
         refused = [({"reason": reason}, count) for reason, count in limits.refused.items()]
         yield counter("leasehold_server_shed", "Requests refused by a limit.", *refused)
+        failures = [({"reason": reason}, count) for reason, count in self._app.authenticator.failures.items()]
+        yield counter("leasehold_server_auth_failures", "Requests refused for want of a key or right.", *failures)
         yield gauge("leasehold_server_breaker_state", "0 closed, 2 open.", (engine, 2 if service.breaker.open else 0))
         yield gauge("leasehold_server_draining", "1 while the server is about to end.", ({}, int(service.draining)))
         for source in self.sources:

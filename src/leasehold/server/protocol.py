@@ -21,6 +21,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from leasehold.server.auth import CERTIFICATE_NAMES
+from leasehold.server.limits import CONNECTION, Connection
 from leasehold.server.problems import MEDIA_TYPE, Overloaded, Problem, document
 from leasehold.server.settings import Settings, is_local, split_address
 from leasehold.server.tls import names_in
@@ -101,6 +102,7 @@ class Protocol(HttpToolsProtocol):
         self._in_memory = 0  # bytes of bodies that are not answered yet
         self._timer: asyncio.TimerHandle | None = None  # for the rest of a head or body
         self._write_timer: asyncio.TimerHandle | None = None
+        self._connection = Connection()
         self._names: tuple[str, ...] = ()
         self._names_until = 0.0
 
@@ -117,6 +119,10 @@ class Protocol(HttpToolsProtocol):
             self._names_until = ssl.cert_time_to_seconds(certificate["notAfter"]) if self._names else 0.0
         self._expect_more(self._rules.head_seconds)
 
+    def eof_received(self) -> None:
+        """The caller has hung up: known at once, before the connection is closed."""
+        self._hang_up(self._answering)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._hang_up(self._answering)
@@ -124,6 +130,7 @@ class Protocol(HttpToolsProtocol):
         self._drop_bodies()
         self._expect_nothing()
         self._stop_write_timer()
+        self._connection.end()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -173,8 +180,10 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = 0
+        extensions: dict[str, Any] = {CONNECTION: self._connection}
         if self._names and time.time() < self._names_until:
-            self.scope["extensions"] = {CERTIFICATE_NAMES: self._names}  # type: ignore[dict-item]
+            extensions[CERTIFICATE_NAMES] = self._names
+        self.scope["extensions"] = extensions
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:

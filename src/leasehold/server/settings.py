@@ -31,6 +31,7 @@ class LimitSettings:
     """How much one worker admits. 0 for a limit per key, name or namespace: no such limit."""
 
     connections: int = 10_000
+    connections_per_key: int = 5_000
     calls: int = 2_000
     calls_per_key: int = 1_000
     calls_per_namespace: int = 1_000
@@ -337,6 +338,7 @@ SETTINGS: Final = (
     Setting("tls.key", _path, "Private key of the certificate, PEM. Default: in the file of the certificate.", "FILE"),
     Setting("tls.client_ca", _path, "Authorities of client certificates, PEM: ask callers for a certificate.", "FILE"),
     Setting("limits.connections", _COUNT, "Open connections; further ones are answered 503 and closed.", "N"),
+    Setting("limits.connections_per_key", _COUNT_OR_NONE, "The same, for one API key. 0: no limit.", "N"),
     Setting("limits.calls", _COUNT, "Calls of the engine under way.", "N"),
     Setting("limits.calls_per_key", _COUNT_OR_NONE, "The same, for one API key. 0: no limit.", "N"),
     Setting("limits.calls_per_namespace", _COUNT_OR_NONE, "The same, for one namespace. 0: no limit.", "N"),
