@@ -7,11 +7,13 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
 from harness.servers.process import descendants
 from leasehold.cli.demo import NAMES, load_demo
+from leasehold.cli.demo.runner import DemoRunner, WorkerProcess
 
 EXPECTED = {  # what each demo shows without the fix, and with it
     "zombie": (lambda facts: facts["sold"] == 2, lambda facts: facts["sold"] == 1 and facts["refused"]),
@@ -58,6 +60,31 @@ def test_demo_shows_failure_and_fix_in_twenty_runs(name, shell):
     runs = [run_demo(shell, name)[1] for _ in range(20)]
     fails, cured = EXPECTED[name]
     assert [report for report in runs if not fails(report["without"]) or not cured(report["with"])] == []
+
+
+# Most of the time it is inside a transaction, and says when one begins.
+TRANSACTIONS = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], timeout=60, isolation_level=None)
+while True:
+    connection.execute("begin immediate")
+    print(flush=True)
+    time.sleep(0.2)
+    connection.execute("commit")
+    time.sleep(0.05)
+"""
+
+
+def test_paused_process_is_never_inside_a_transaction():
+    with DemoRunner("zombie", None, lambda *_: None, size=None, verbose=False) as runner:
+        command = [sys.executable, "-c", TRANSACTIONS, runner.path("locks.db")]
+        worker = WorkerProcess(runner, "A", Popen(command, stdin=PIPE, stdout=PIPE, text=True))
+        try:
+            assert worker._process.stdout.readline()
+            worker.pause()
+            assert not runner.locks_are_in_a_transaction()
+        finally:
+            worker.end()
 
 
 def test_demo_text_shows_timeline_without_and_with_the_fix(shell):

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from leasehold.errors import LeaseholdError, Unavailable
 
 FACTS_VARIABLE: Final = "LEASEHOLD_DEMO_FACTS"
 _TIMEOUT: Final = 60.0  # seconds for a process to end, however busy the machine
+_LOCKS: Final = "locks.db"  # the file of the demo's own engine
 FAILED: Final = "failed"  # the event of a process that an error of Leasehold has ended
 
 
@@ -64,7 +66,12 @@ class WorkerProcess:
             self._process.stdin.flush()
 
     def pause(self) -> None:
+        """Stop it, but not inside a transaction, which would keep the SQLite file locked for all processes."""
         self._process.send_signal(signal.SIGSTOP)
+        while self._runner.locks_are_in_a_transaction():
+            self._process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+            self._process.send_signal(signal.SIGSTOP)
         self._runner.log(f"{self.who} is paused by SIGSTOP, as by a long garbage collection or a suspended machine")
 
     def resume(self) -> None:
@@ -102,7 +109,7 @@ class DemoRunner:
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="leasehold-demo-")
         self.folder = self._folder.name
-        self.own_url = f"sqlite://{self.folder}/locks.db"
+        self.own_url = f"sqlite://{self.path(_LOCKS)}"
         self.url = self.own_url if self._url is None else self._url
         self._began = time.monotonic()
         return self
@@ -116,6 +123,19 @@ class DemoRunner:
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
+
+    def locks_are_in_a_transaction(self) -> bool:
+        """Whether a process keeps the demo's own SQLite file locked for longer than a transaction takes."""
+        if self.url != self.own_url:
+            return False
+        connection = sqlite3.connect(self.path(_LOCKS), timeout=0.5, isolation_level=None)
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            connection.close()
+        return False
 
     def start(self, role: str, who: str, **facts: Any) -> WorkerProcess:
         all_facts = {
