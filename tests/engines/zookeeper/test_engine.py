@@ -8,12 +8,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from harness.rigs.zookeeper import ZookeeperRig
 from leasehold import Client, ConfigError, LeaseLost, NotAcquired, Unsupported
+from leasehold.engines.zookeeper import session
+from leasehold.engines.zookeeper.kazoo_adapter import KazooAdapter
+from leasehold.engines.zookeeper.url import ZookeeperUrl
 from leasehold.model import Alive, Busy, Grant
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.context import CaseContext
@@ -132,23 +137,40 @@ def test_collected_client_leaves_no_thread_and_no_session(url, server, wait_unti
     wait_until(lambda: threading.active_count() <= before)
 
 
-def session_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if "zk_loop" in thread.name}
+@pytest.fixture
+def session_threads(monkeypatch, root) -> Callable[[], list[threading.Thread]]:
+    """Returns the running threads of the sessions of this test. A client that an earlier test has left may open
+    sessions at any time."""
+    adapters: list[KazooAdapter] = []
+
+    def open_adapter(url: ZookeeperUrl, *args: Any, **kwargs: Any) -> KazooAdapter:
+        adapter = KazooAdapter(url, *args, **kwargs)
+        if url.chroot == root:
+            adapters.append(adapter)
+        return adapter
+
+    monkeypatch.setattr(session, "KazooAdapter", open_adapter)
+
+    def running() -> list[threading.Thread]:
+        threads = [adapter._connection._connection_routine for adapter in adapters]
+        return [thread for thread in threads if thread is not None and thread.is_alive()]
+
+    return running
 
 
-def test_close_ends_the_session_at_once(url, server, wait_until) -> None:
-    before = session_threads()  # an earlier test may have left a session
+def test_close_ends_the_session_at_once(url, server, session_threads, wait_until) -> None:
     client = Client(url)
     client.ping()
+    assert session_threads()
     session_count = server.counter("global_sessions")
     client.close()
-    wait_until(lambda: server.counter("global_sessions") < session_count, 5)
-    assert session_threads() <= before
+    wait_until(lambda: server.counter("global_sessions") < session_count)
+    wait_until(lambda: not session_threads())
 
 
-def test_client_closed_under_load_is_not_reopened(url, wait_until) -> None:
+def test_client_closed_under_load_is_not_reopened(url, session_threads, wait_until) -> None:
     """A call in flight that finds its connection closed must not open a new session, which nothing would close."""
-    before, failed = session_threads(), list[BaseException]()
+    failed: list[BaseException] = []
 
     def work(client: Client) -> None:
         try:
@@ -171,7 +193,7 @@ def test_client_closed_under_load_is_not_reopened(url, wait_until) -> None:
             thread.join(30)
         closed.append(client)
     assert failed == []
-    wait_until(lambda: session_threads() <= before)
+    wait_until(lambda: not session_threads())
 
 
 def test_silent_server_delays_close_by_at_most_one_call(url_of, proxy) -> None:
