@@ -1,4 +1,4 @@
-"""A TCP proxy between one client and a server that injects network faults: silence, lost answers, reset connections.
+"""A TCP proxy between one client and a server that injects network faults: silence, lost answers, delays, resets.
 
 A connection never continues after bytes of its stream were dropped: it is closed when the network is restored, as it
 would be by timeouts in a real network.
@@ -6,10 +6,12 @@ would be by timeouts in a real network.
 
 from __future__ import annotations
 
+import heapq
 import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -24,6 +26,7 @@ class ProxiedConnection:
     def __init__(self, client_side: socket.socket, server_side: socket.socket) -> None:
         self.client_side, self.server_side = client_side, server_side
         self.lossy = False  # bytes, or the end of the stream, were dropped
+        self.due = 0.0  # when the last delayed request is forwarded
 
     def other(self, side: socket.socket) -> socket.socket:
         return self.server_side if side is self.client_side else self.client_side
@@ -39,6 +42,9 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self.accepted = 0  # connections so far
         self.watch: Callable[[bool, bytes], None] | None = None  # called with (from_client, data) for forwarded data
+        self.delay: Callable[[], float] | None = None  # seconds by which to delay the next request
+        self._delayed: list[tuple[float, int, ProxiedConnection, bytes]] = []  # a heap: when due, number of the request
+        self._delayed_count = 0
         self._forward_requests = self._forward_answers = True
         self._connections: set[ProxiedConnection] = set()
         self._lock = threading.RLock()
@@ -89,13 +95,14 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._next_due()):
                 with self._lock, suppress(OSError, KeyError):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif isinstance(key.data, ProxiedConnection) and key.data in self._connections:
                         assert isinstance(key.fileobj, socket.socket)
                         self._forward(key.data, key.fileobj)
+            self._forward_delayed()
         self.reset()
         for each in (self._listener, self._wake_sender, self._wake_receiver):
             each.close()
@@ -133,6 +140,27 @@ class Proxy:
             return
         if self.watch is not None:
             self.watch(from_client, data)
+        if from_client and (self.delay is not None or connection.due > time.monotonic()):
+            connection.due = max(connection.due, time.monotonic() + (self.delay() if self.delay else 0.0))
+            self._delayed_count += 1
+            heapq.heappush(self._delayed, (connection.due, self._delayed_count, connection, data))
+            if not data:
+                self._selector.unregister(side)
+        else:
+            self._send(connection, side, data)
+
+    def _next_due(self) -> float | None:
+        return max(0.0, self._delayed[0][0] - time.monotonic()) if self._delayed else None
+
+    def _forward_delayed(self) -> None:
+        while self._next_due() == 0.0:
+            _, _, connection, data = heapq.heappop(self._delayed)
+            with self._lock, suppress(OSError):
+                if connection in self._connections and self._forward_requests:
+                    self._send(connection, connection.client_side, data)
+                connection.lossy |= not self._forward_requests
+
+    def _send(self, connection: ProxiedConnection, side: socket.socket, data: bytes) -> None:
         if not data:  # one side has closed: close both, as half-open connections are not needed here
             self._close_connection(connection, cleanly=True)
             return

@@ -3,11 +3,12 @@
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from harness.servers.process import Server, free_ports, program, scratch
+from harness.servers.process import Server, free_ports, poll, program, scratch
 from harness.servers.proxy import Proxy
 from leasehold.testing import Absent
 from tests.support.paths import child_environment
@@ -146,3 +147,32 @@ def test_reset_closes_connections_and_accepts_new_ones(proxy: Proxy) -> None:
         connection.sendall(b"two\n")
         assert receive(connection) == b"two\n"
     assert proxy.accepted == 2
+
+
+def test_delayed_requests_arrive_late_and_in_order(proxy: Proxy) -> None:
+    with connect(proxy.port) as connection:
+        delays = iter([0.3, 0.0, 0.0])
+        proxy.delay = lambda: next(delays)
+        began = time.monotonic()
+        connection.sendall(b"one\n")
+        poll(lambda: len(proxy._delayed) == 1, 10, lambda: "the first request is delayed")
+        connection.sendall(b"two\n")
+        answer = receive(connection)
+        assert time.monotonic() - began >= 0.3
+        while answer != b"one\ntwo\n":
+            assert answer
+            answer += receive(connection) or b""
+        proxy.delay = None
+        connection.sendall(b"three\n")
+        assert receive(connection) == b"three\n"
+
+
+def test_cut_proxy_drops_delayed_requests(proxy: Proxy) -> None:
+    with connect(proxy.port) as connection:
+        proxy.delay = lambda: 0.2
+        connection.sendall(b"one\n")
+        poll(lambda: bool(proxy._delayed), 10, lambda: "the request is delayed")
+        proxy.cut()
+        poll(lambda: not proxy._delayed, 10, lambda: "the request is due")
+        proxy.restore()
+        assert receive(connection) == b""

@@ -1,8 +1,6 @@
 """Cut a leader off from the other two members of its cluster: `partition.py etcd`, or `partition.py zookeeper`.
 
-The tests of both engines run this as root inside `unshare -n -m`, so nothing is left outside. Each member has its own
-host: a network namespace on one bridge. Proxies do not work for ZooKeeper, because its members exchange their addresses
-and connect directly.
+The tests of both engines run this as root inside `unshare -n -m`, so nothing is left outside.
 """
 
 from __future__ import annotations
@@ -18,14 +16,12 @@ from typing import Final, Protocol
 
 import pytest
 
-from harness.servers.etcd import Etcd
-from harness.servers.process import poll, scratch
-from harness.servers.zookeeper import Zookeeper
+from harness.servers.hosts import EtcdMember, Host, ZookeeperMember, create_bridge
+from harness.servers.process import poll
 from leasehold import Client, Lease, LeaseholdError, Unavailable
 from tests.support.paths import child_environment
 from tests.support.timing import check_elapsed
 
-SUBNET: Final = "10.77.0"
 TTL: Final = 4.0
 ELECTION_TIMEOUT: Final = 40.0  # seconds that an election may take
 
@@ -45,50 +41,6 @@ def run(engine: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# -------------------------------------------------------------------- hosts
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
-
-
-class Host:
-    """A network namespace connected to the bridge."""
-
-    def __init__(self, index: int) -> None:
-        self.address, self._namespace, veth = f"{SUBNET}.{index + 2}", f"m{index}", f"p{index}"
-        ip("netns", "add", self._namespace)
-        ip("link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", self._namespace)
-        ip("link", "set", veth, "master", "bridge", "up")
-        for arguments in (
-            ["addr", "add", f"{self.address}/24", "dev", "eth0"],
-            ["link", "set", "eth0", "up"],
-            ["link", "set", "lo", "up"],
-        ):
-            ip("-n", self._namespace, *arguments)
-
-    def netns_command(self, arguments: Sequence[str]) -> list[str]:
-        return ["ip", "netns", "exec", self._namespace, *arguments]
-
-    def partition_from(self, others: Sequence[Host], verb: str = "add") -> None:
-        """Drop all packets in both directions; with `verb="del"`, end that."""
-        for other in others:
-            ip("-n", self._namespace, "route", verb, "blackhole", f"{other.address}/32")
-            ip("-n", other._namespace, "route", verb, "blackhole", f"{self.address}/32")
-
-
-def create_bridge() -> None:
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
-    ip("link", "set", "lo", "up")
-    ip("link", "add", "bridge", "type", "bridge")
-    ip("addr", "add", f"{SUBNET}.1/24", "dev", "bridge")
-    ip("link", "set", "bridge", "up")
-
-
-# ------------------------------------------------------------------ members
-
-
 class Member(Protocol):
     netns_host: Host
 
@@ -96,35 +48,6 @@ class Member(Protocol):
     def leads(self) -> bool: ...
     def launch(self) -> None: ...
     def kill(self) -> None: ...
-
-
-class EtcdMember(Etcd):
-    def __init__(self, host: Host, index: int) -> None:
-        super().__init__(scratch(), 2379, [2380] * 3, index)
-        self.netns_host, self.host = host, host.address
-
-    def command(self) -> list[str]:
-        arguments = list(super().command())
-        names = ",".join(f"e{index}=http://{SUBNET}.{index + 2}:2380" for index in range(3))
-        arguments[arguments.index("--initial-cluster") + 1] = names
-        arguments[arguments.index("--initial-cluster-token") + 1] = "partition"
-        return self.netns_host.netns_command(arguments)
-
-
-class ZookeeperMember(Zookeeper):
-    def __init__(self, host: Host, index: int) -> None:
-        self.netns_host, self.host = host, host.address
-        view = {f"server.{number + 1}": f"{SUBNET}.{number + 2}:2888:3888" for number in range(3)}
-        limits = {"initLimit": 10, "syncLimit": 5, "standaloneEnabled": "false"}
-        super().__init__(scratch(), 2181, {**limits, **view})
-        self.set_id(index + 1)
-
-    def command(self) -> list[str]:
-        return self.netns_host.netns_command(super().command())
-
-    @property
-    def leads(self) -> bool:
-        return self.mode() == "leader"
 
 
 KINDS: Final[dict[str, tuple[Callable[[Host, int], Member], str]]] = {
