@@ -126,6 +126,22 @@ def exact_locks(tenant, key, lease):
     return permitted(tenant.server.get(f"/v1/locks?namespace={lease['namespace']}&name={lease['name']}", key=key), 200)
 
 
+def owners(tenant, key, lease):
+    return permitted(
+        tenant.server.get(f"/v1/owners?namespace={lease['namespace']}&prefix={lease['name']}", key=key), 200
+    )
+
+
+def history(tenant, key, lease):
+    answer = tenant.server.get(f"/v1/history?namespace={lease['namespace']}&name={lease['name']}", key=key)
+    return permitted(answer, 200) and answer.json["grants"][0]["token"] == lease["token"]
+
+
+def incidents(tenant, key, lease):
+    path = f"/v1/incidents?namespace={lease['namespace']}&prefix={lease['name']}"
+    return permitted(tenant.server.get(path, key=key), 200)
+
+
 def events(tenant, key, lease):
     return permitted(tenant.server.open(f"/v1/events?namespace={lease['namespace']}&prefix={PREFIX}", key=key), 200)
 
@@ -150,8 +166,12 @@ ROUTE_CASES = {
     "/v1/release": [("lock", release)],
     "/v1/break": [("break", break_)],
     "/v1/locks": [("read", locks), ("read", exact_locks)],
+    "/v1/owners": [("read", owners)],
+    "/v1/history": [("read", history)],
+    "/v1/incidents": [("read", incidents)],
     "/v1/events": [("read", events)],
 }
+WHOLE_NAMESPACE = {"/v1/stats"}  # these need the right for all names: see test_statistics_need_the_whole_namespace
 VERB_CASES = {
     "attempt": [("lock", verb("attempt", claim=claim))],
     "renew": [("lock", verb("renew", claims=lambda lease: [claim(lease, token=lease["token"])]))],
@@ -205,8 +225,24 @@ def test_only_a_right_that_covers_verb_and_name_permits(tenant, needed, run):
 
 
 def test_every_route_and_verb_has_its_case():
-    assert set(ROUTES) == set(ROUTE_CASES) | WITHOUT_RIGHTS | WITHOUT_KEY
+    assert set(ROUTES) == set(ROUTE_CASES) | WHOLE_NAMESPACE | WITHOUT_RIGHTS | WITHOUT_KEY
     assert set(calls._VERBS) - {"ping"} <= set(VERB_CASES)
+
+
+def test_statistics_need_the_whole_namespace(tenant):
+    for (verbs, scope), key in tenant.by_rights.items():
+        answer = tenant.server.get(f"/v1/stats?namespace={NAMESPACE}", key=key)
+        assert permitted(answer, 200) is ("read" in verbs and scope in (f"{NAMESPACE}:", "*:")), (verbs, scope)
+
+
+def test_incidents_of_all_namespaces_are_those_that_the_key_may_read(tenant):
+    lease = tenant.hold()
+    broken = tenant.server.post("/v1/break", select(lease, "namespace", "name", "token"), key=tenant.operator)
+    assert broken.json == {"broken": True}
+    for (verbs, scope), key in tenant.by_rights.items():
+        found = tenant.server.get("/v1/incidents", key=key).json["incidents"]
+        seen = [each for each in found if each["name"] == lease["name"]]
+        assert bool(seen) is ("read" in verbs and SCOPES[scope]), (verbs, scope)
 
 
 @pytest.mark.parametrize("path", sorted(set(ROUTES) - WITHOUT_KEY))

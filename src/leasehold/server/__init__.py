@@ -4,6 +4,11 @@ service.py     the verbs over one engine, wake-ups, long-polls, drain; knows not
 routes.py      what it notes of claims: whom to wake or notify, which requests wait
 app.py         the application: which path does what, who may call it, how an answer leaves
 api.py         the HTTP API: one function for each path       schemas.py   its bodies and answers, typed
+looking.py     routes that show and change nothing: locks, owners, history, incidents, statistics
+picture.py     the last inspect of each namespace, for looking        deadlocks.py circles and chains in it
+history.py     past grants, waits and incidents, from events  stats.py     an hour of them, in buckets of ten seconds
+past.py        what the past consists of, typed               incidents.py incidents in words, and owners gone quiet
+peers.py       the history of all servers of an engine        merging.py   how it is put together
 calls.py       what remote engines use: verbs in batches, a stream of wake-ups
 messages.py    requests and responses, without ASGI           problems.py  every error as problem+json (RFC 9457)
 settings.py    flags over environment over configuration file over defaults

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-from collections.abc import Sequence
 from math import floor
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
-from leasehold.core.names import check_name, check_namespace, check_prefix, hash_id
+from leasehold.core.names import check_name, check_namespace, hash_id
 from leasehold.core.timing import NEVER
 from leasehold.engines.remote import wire
 from leasehold.errors import LeaseholdError
-from leasehold.model import Alive, Busy, Claim, Gone, Holder, Holding
+from leasehold.model import Alive, Busy, Claim, Gone, Holder
 from leasehold.server import problems, schemas
 from leasehold.server.messages import (
     Request,
     Response,
     checked,
-    encode,
     json_response,
     known_arguments,
     read_body,
@@ -179,90 +174,3 @@ async def healthz(app: App, request: Request) -> Response:
 async def readyz(app: App, request: Request) -> Response:
     await app.service.check_ready()
     return json_response(schemas.Ready(True))
-
-
-# Holders and waiters
-
-
-async def locks(app: App, request: Request) -> Response:
-    arguments = known_arguments(request, "namespace", "prefix", "name", "limit", "cursor")
-    exact = "name" in arguments
-    if exact and arguments.get("prefix"):
-        raise invalid("give name or prefix, not both", 400)
-    limit, cursor = _read_limit(arguments.get("limit")), _read_cursor(arguments.get("cursor"))
-    with checked():
-        namespace = check_namespace(arguments.get("namespace", ""))
-        prefix = check_name(arguments["name"]) if exact else check_prefix(arguments.get("prefix", ""))
-    request.allow_reading(namespace, prefix, exact)
-    with app.limits.call(request.caller, "read", namespace):
-        found = await app.service.inspect(namespace, prefix, exact, app.deadline(request))
-    return json_response(_page(found, limit, cursor, app.service.runtime.wall()))
-
-
-def _read_limit(text: str | None) -> int:
-    if not text:
-        return schemas.MAX_HOLDINGS
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
-        raise invalid("limit must be a whole number of at least 1", 400)
-    return min(int(text), schemas.MAX_HOLDINGS)
-
-
-def _read_cursor(text: str | None) -> tuple[str, int] | None:
-    if not text:
-        return None
-    try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text.encode()), type=tuple[str, int])
-    except (ValueError, msgspec.DecodeError):
-        raise invalid("cursor must be one that an earlier answer had", 400) from None
-
-
-def _page(found: Sequence[Holding], limit: int, cursor: tuple[str, int] | None, wall: float) -> schemas.Locks:
-    """Holdings by name and token, so that the cursor stays good while holders come and go. Waiters are shown with the
-    holdings of their name; those of names without a holder are on the page where that name would be."""
-    holders = sorted((h for h in found if h.position is None), key=lambda h: (h.name, h.token or 0))
-    if cursor is not None:
-        holders = [h for h in holders if (h.name, h.token or 0) > cursor]
-    page, more = holders[:limit], len(holders) > limit
-    last = (page[-1].name, page[-1].token or 0) if more else ("", 0)
-    queues: dict[str, list[schemas.Waiter]] = {}
-    for waiter in found:
-        if waiter.position is not None:
-            queues.setdefault(waiter.name, []).append(_waiter(waiter))
-    shown = [name for name in sorted(queues) if (cursor is None or name >= cursor[0]) and (not more or name <= last[0])]
-    return schemas.Locks(
-        [_holding(h, queues.get(h.name, []), wall) for h in page],
-        [waiter for name in shown for waiter in queues[name]],
-        base64.urlsafe_b64encode(encode(last)).decode() if more else None,
-    )
-
-
-def _holding(holding: Holding, queue: list[schemas.Waiter], wall: float) -> schemas.Holding:
-    return schemas.Holding(
-        name=holding.name,
-        holder=holding.holder.label,
-        purpose=holding.holder.purpose or None,
-        token=holding.token,
-        acquired_at=round(wall - holding.age, 3) if holding.since_grant and holding.state == "held" else None,
-        expires_in=holding.left,
-        state=holding.state,
-        mode=holding.mode,
-        kind=holding.kind,
-        limit=holding.limit,
-        slot=holding.slot,
-        fingerprint=holding.fingerprint,
-        host=holding.holder.host or None,
-        pid=holding.holder.pid or None,
-        queue=queue,
-    )
-
-
-def _waiter(holding: Holding) -> schemas.Waiter:
-    return schemas.Waiter(
-        name=holding.name,
-        holder=holding.holder.label,
-        purpose=holding.holder.purpose or None,
-        position=holding.position,
-        mode=holding.mode,
-        waiting_for=holding.age,
-        fingerprint=holding.fingerprint,
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -18,11 +18,14 @@ from leasehold import tracing
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.events import Event, EventKind
 from leasehold.model import Alive, Claim, Gone, Grant
-from leasehold.server import api, calls, feed, metrics, openapi, problems, schemas
+from leasehold.server import api, calls, feed, looking, metrics, openapi, problems, schemas
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator, certificate_names
+from leasehold.server.history import History
 from leasehold.server.limits import CONNECTION, Admitted, Connection, Limits
 from leasehold.server.messages import EventStream, Request, Response, problem_response, read_query
+from leasehold.server.peers import Peer, Peers
+from leasehold.server.picture import MAX_AGE, Pictures
 from leasehold.server.problems import Draining, Forbidden, Problem, TooMany, invalid
 from leasehold.server.routes import Slot, Stream
 from leasehold.server.service import Service
@@ -36,6 +39,7 @@ _log = logging.getLogger("leasehold.server")
 
 _MAX_SEND_SECONDS: Final = 20.0  # a client that does not read its stream for so long is gone
 _WRONG_KEY_DELAY: Final = 0.1  # seconds before the answer: a connection guesses 10 keys a second at most
+_CHANGES: Final = frozenset({"granted", "released", "lost", "broken"})  # what a picture shows
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -87,7 +91,11 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
     "/v1/break": {
         "POST": Route(api.break_, "End the lease with this token", schemas.BreakBody, schemas.Broken, _WRITE)
     },
-    "/v1/locks": {"GET": Route(api.locks, "List holders and waiters", None, schemas.Locks, _READ)},
+    "/v1/locks": {"GET": Route(looking.locks, "List holders and waiters", None, schemas.Locks, _READ)},
+    "/v1/owners": {"GET": Route(looking.owners, "List holders and what each holds", None, schemas.Owners, _READ)},
+    "/v1/history": {"GET": Route(looking.history, "The past of a name", None, schemas.NameHistory, _READ)},
+    "/v1/incidents": {"GET": Route(looking.incidents, "What went wrong", None, schemas.Incidents, _READ)},
+    "/v1/stats": {"GET": Route(looking.stats, "Statistics of a namespace", None, schemas.StatsAnswer, _READ)},
     "/v1/events": {"GET": Route(feed.events, "Watch what happens through this server", problems=("draining", *_READ))},
     "/v1/traits": {
         "GET": Route(api.traits, "What the engine of this server promises", problems=("invalid", "unauthorized"))
@@ -109,10 +117,22 @@ class App:
     """The ASGI application of one worker."""
 
     def __init__(
-        self, service: Service, authenticator: Authenticator, limits: Limits, audit: Audit | None = None
+        self,
+        service: Service,
+        authenticator: Authenticator,
+        limits: Limits,
+        audit: Audit | None = None,
+        picture_max_age: float = MAX_AGE,
+        peers: Sequence[Peer] = (),
+        instance: str = "",
     ) -> None:
         self.service, self.authenticator, self.limits, self.audit = service, authenticator, limits, audit
         self.feed = feed.Feed()
+        self.feed.note = self._note
+        self.history = History(service.runtime.wall)
+        self.peers = Peers(self.history, peers, instance)
+        self.pictures = Pictures(service, picture_max_age)
+        self.pictures.on_taken = self.history.observe
         self.metrics = metrics.ServerMetrics(self)
         if audit is not None:
             self.metrics.sources.append(audit.file)
@@ -225,10 +245,16 @@ class App:
         self._pass_on(event, request)
 
     def _pass_on(self, event: Event, request: Request) -> None:
-        self.feed(event)
+        self.feed(event, tracing.trace_id(request.trace) or "")
         self.metrics.locks.count(event)
         if self.audit is not None:
             self.audit.note(event, request)
+
+    def _note(self, event: Event, trace: str) -> None:
+        """An event of any worker of this server."""
+        if event.kind in _CHANGES or event.queued:
+            self.pictures.touch(event.namespace)
+        self.history(event, trace)
 
     def report_grant(self, request: Request, claim: Claim, grant: Grant, began: float, queued: bool) -> None:
         seconds = self.service.runtime.now() - began

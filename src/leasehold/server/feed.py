@@ -4,16 +4,18 @@ audit logs."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from leasehold.core.names import check_namespace, check_prefix
 from leasehold.core.timing import HEARTBEAT_INTERVAL
-from leasehold.events import Event, Hook
+from leasehold.events import Event
 from leasehold.server.messages import EventStream, Request, checked, encode, known_arguments
 from leasehold.server.routes import Stream
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
+
+Note: TypeAlias = Callable[[Event, str], None]
 
 _LEFT_OUT: Final = frozenset({"attempted", "renewed"})  # too many, and they say little
 _MEMBERS: Final = tuple(field for field in Event._fields if field not in ("kind", "engine", "group", "fence", "seen"))
@@ -30,14 +32,15 @@ class Feed:
 
     def __init__(self) -> None:
         self._watchers: dict[int, _Watcher] = {}
-        self.to_others: Hook = _pass_to_none
-        self.on_change: Callable[[], None] = _do_nothing  # called when a caller begins or ends to watch
+        self.note: Note = _ignore  # gets every event of all workers, with the trace id of its request
+        self.to_others: Note = _ignore
 
-    def __call__(self, event: Event) -> None:
-        self.pass_on_here(event)
-        self.to_others(event)
+    def __call__(self, event: Event, trace: str = "") -> None:
+        self.pass_on_here(event, trace)
+        self.to_others(event, trace)
 
-    def pass_on_here(self, event: Event) -> None:
+    def pass_on_here(self, event: Event, trace: str) -> None:
+        self.note(event, trace)
         for watcher in self._watchers.values():
             if watcher.namespace == event.namespace and event.name.startswith(watcher.prefix):
                 watcher.stream.push(event)
@@ -45,13 +48,11 @@ class Feed:
     def watch(self, namespace: str, prefix: str) -> Stream[Event]:
         stream = Stream[Event]()
         self._watchers[id(stream)] = _Watcher(namespace, prefix, stream)
-        self.on_change()
         return stream
 
     def forget(self, stream: Stream[Event]) -> None:
         stream.close()
         self._watchers.pop(id(stream), None)
-        self.on_change()
 
     def close(self) -> None:
         for watcher in self._watchers.values():
@@ -61,12 +62,8 @@ class Feed:
         return len(self._watchers)
 
 
-def _pass_to_none(_event: Event) -> None:
-    """There are no other workers."""
-
-
-def _do_nothing() -> None:
-    """There are no other workers to tell."""
+def _ignore(_event: Event, _trace: str) -> None:
+    """There is nothing to pass it to."""
 
 
 async def events(app: App, request: Request) -> EventStream:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from leasehold.server.app import App, Route
 
 _REF = "#/components/schemas/{name}"
+_FLAG = {"type": "integer", "enum": [0, 1], "default": 0}
+_LOCAL = "1: what this server knows, without its peers."
 _PARAMETERS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "/v1/locks": [
         ("namespace", {"type": "string", "default": ""}, "The namespace of the names."),
@@ -22,6 +24,28 @@ _PARAMETERS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ("name", {"type": "string"}, "Only this name; not together with prefix."),
         ("limit", {"type": "integer", "minimum": 1, "default": schemas.MAX_HOLDINGS}, "Holdings of one page."),
         ("cursor", {"type": "string"}, "The `cursor` of the page before."),
+        ("fresh", _FLAG, "1: ask the engine, whatever the picture shows."),
+    ],
+    "/v1/owners": [
+        ("namespace", {"type": "string", "default": ""}, "The namespace of the names."),
+        ("prefix", {"type": "string", "default": ""}, "Only names that begin with it."),
+        ("local", _FLAG, _LOCAL),
+    ],
+    "/v1/history": [
+        ("namespace", {"type": "string", "default": ""}, "The namespace of the name."),
+        ("name", {"type": "string"}, "The name."),
+        ("local", _FLAG, _LOCAL),
+    ],
+    "/v1/incidents": [
+        ("namespace", {"type": "string"}, "Only of this namespace. Left out, without prefix: of all."),
+        ("prefix", {"type": "string", "default": ""}, "Only of names that begin with it."),
+        ("limit", {"type": "integer", "minimum": 1, "default": schemas.MAX_HOLDINGS}, "So many at most."),
+        ("local", _FLAG, _LOCAL),
+    ],
+    "/v1/stats": [
+        ("namespace", {"type": "string", "default": ""}, "The namespace."),
+        ("seconds", {"type": "integer", "minimum": 1, "default": 3600}, "How far back, at most an hour."),
+        ("local", _FLAG, _LOCAL),
     ],
     "/v1/events": [
         ("namespace", {"type": "string", "default": ""}, "The namespace of the names."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from leasehold.config import DAY
@@ -11,6 +12,7 @@ from leasehold.core.names import MAX_NAME_BYTES
 from leasehold.core.timing import MIN_DRIFT
 from leasehold.engines.remote.wire import MAX_ID, MIN_ID
 from leasehold.model import HoldingState, Kind, Mode
+from leasehold.server import past
 
 MAX_LEASES = 500  # of one renew-many
 MAX_HOLDINGS = 1000  # of one page of locks
@@ -34,6 +36,11 @@ Label = Annotated[str, Meta(max_length=200)]
 Ttl = Annotated[float, Meta(gt=MIN_DRIFT, le=DAY, description="Seconds that the lease lives unrenewed.")]
 Seconds = Annotated[float, Meta(ge=0, le=DAY)]
 Token = Annotated[int, Meta(ge=1, le=2**63 - 1, description="The fencing token of the lease.")]
+
+
+AsOf = Annotated[float, Meta(description="Unix time by the server's clock: everything before it is shown.")]
+Stale = Annotated[bool, Meta(description="The engine has not answered since `as_of`.")]
+Missing = Annotated[list[str], Meta(description="Peers that did not answer: what went through them is not shown.")]
 
 
 class Body(Struct, forbid_unknown_fields=True):
@@ -197,6 +204,51 @@ class Locks(Struct):
     holdings: list[Holding]
     queue: Annotated[list[Waiter], Meta(description="The waiters of all names of this page, also of names not held.")]
     cursor: Annotated[str | None, Meta(description="Pass it to get the next page; null: this is the last.")]
+    as_of: AsOf
+    stale: Stale
+
+
+class OfServer(Struct, kw_only=True):
+    """What one server answers, or one for all."""
+
+    missing: Missing = msgspec.field(default_factory=list)
+    server: Annotated[str, Meta(description="Names the server that answers, by a text that changes when it restarts.")]
+
+    def name_server(self, name: str) -> None:
+        """Note where the records come from: `name`, which is another one's name for the server."""
+
+
+class Owners(OfServer, kw_only=True):
+    owners: Annotated[list[past.Owner], Meta(description="Those that have missed renewals first.")]
+    as_of: AsOf
+    stale: Stale
+
+
+class NameHistory(OfServer, kw_only=True):
+    """What is known of the past of a name, latest first. It is kept in memory, and only the latest."""
+
+    namespace: str
+    name: str
+    grants: list[past.PastGrant]
+    waits: list[past.PastWait]
+
+    def name_server(self, name: str) -> None:
+        for grant in self.grants:
+            grant.server = name
+        for wait in self.waits:
+            wait.server = name
+
+
+class Incidents(OfServer, kw_only=True):
+    incidents: Annotated[list[past.Incident], Meta(description="Latest first.")]
+
+    def name_server(self, name: str) -> None:
+        for incident in self.incidents:
+            incident.server = name
+
+
+class StatsAnswer(OfServer, kw_only=True):
+    stats: past.Stats
 
 
 class Ready(Struct):

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +29,9 @@ from leasehold.server.routes import ClientKey
 from leasehold.server.service import Service
 
 _MAX_DATAGRAM: Final = 65_536
+_MAX_BATCH: Final = 49_152  # bytes of events in one datagram
+_BATCH_SECONDS: Final = 0.05
+_MAX_UNSENT: Final = 20_000  # events for a worker that does not read
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_PAUSE: Final = 1.0  # seconds before a worker that ended is replaced
 
@@ -57,7 +61,7 @@ class Worker(NamedTuple):
 
 
 class _Message(msgspec.Struct, array_like=True):
-    """What workers tell each other. `what`: hello; opened, closed, notify (streams); watching, event (the feed)."""
+    """What workers tell each other. `what`: hello; opened, closed, notify (streams); events (the feed)."""
 
     what: str
     worker: int
@@ -71,18 +75,21 @@ class Relay:
 
     def __init__(self, worker: Worker, service: Service, feed: Feed) -> None:
         self._own, self._service, self._feed = worker.number, service, feed
-        self._watching: set[int] = set()  # workers with callers that watch events
+        self._unsent: dict[int, deque[bytes]] = {}  # events, by worker
+        self._sending: asyncio.TimerHandle | None = None
         self._inbox, self._outboxes = worker.inbox, worker.outboxes
         self._at: dict[ClientKey, int] = {}  # clients whose stream is at another worker
         self._decoder = msgspec.json.Decoder(_Message)
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
-        self._feed.to_others, self._feed.on_change = self._send_event, self._tell_watching
+        self._feed.to_others = self._send_event
         self._broadcast("hello")
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+        if self._sending is not None:
+            self._sending.cancel()
 
     # ------------------------------------------------------ for the service
 
@@ -105,12 +112,31 @@ class Relay:
 
     # --------------------------------------------------------- for the feed
 
-    def _send_event(self, event: Event) -> None:
-        for worker in self._watching:
-            self._send(worker, _Message("event", self._own, payload=event._asdict()))
+    def _send_event(self, event: Event, trace: str) -> None:
+        """Events go in batches: a datagram for each would leave no room for wake-ups."""
+        encoded = msgspec.json.encode([*event, trace])
+        for worker in range(len(self._outboxes)):
+            if worker != self._own:
+                self._unsent.setdefault(worker, deque(maxlen=_MAX_UNSENT)).append(encoded)
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().call_later(_BATCH_SECONDS, self._send_events)
 
-    def _tell_watching(self) -> None:
-        self._broadcast("watching", payload=len(self._feed) > 0)
+    def _send_events(self) -> None:
+        """Send what fits into one datagram to each worker. What one does not take now is sent later."""
+        self._sending = None
+        for worker, unsent in self._unsent.items():
+            size = 0
+            batch: list[msgspec.Raw] = []
+            for encoded in unsent:
+                size += len(encoded) + 1
+                if batch and size > _MAX_BATCH:
+                    break
+                batch.append(msgspec.Raw(encoded))
+            if batch and self._send(worker, _Message("events", self._own, payload=batch)):
+                for _ in batch:
+                    unsent.popleft()
+        if any(self._unsent.values()):
+            self._sending = asyncio.get_running_loop().call_later(_BATCH_SECONDS, self._send_events)
 
     # -------------------------------------------------------------- datagrams
 
@@ -143,12 +169,10 @@ class Relay:
             case "hello":  # it has just started: what its predecessor had is gone, and it does not know our streams
                 for lost in [each for each, worker in self._at.items() if worker == message.worker]:
                     self._gone(lost)
-                self._watching.discard(message.worker)
                 for own, stream in self._service.streams.items():
                     self._send(message.worker, _Message("opened", self._own, *own))
                     # The predecessor was to wake waiters whose stream is here: let them attempt again.
                     stream.push(wire.Hello(self._service.engine.traits))
-                self._tell_watching()
             case "opened":
                 self._at[client] = message.worker
                 self._service.end_stream(client)  # an earlier one, here
@@ -158,10 +182,9 @@ class Relay:
                 for notification in wire.notifications_from_json([message.payload]):
                     if not self._service.notify_here(client, notification):
                         self._send(message.worker, _Message("closed", self._own, *client))
-            case "watching":
-                (self._watching.add if message.payload else self._watching.discard)(message.worker)
-            case "event":
-                self._feed.pass_on_here(Event(**message.payload))
+            case "events":
+                for *fields, trace in message.payload:
+                    self._feed.pass_on_here(Event(*fields), trace)
 
     def _gone(self, client: ClientKey) -> None:
         del self._at[client]

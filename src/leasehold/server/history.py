@@ -1,0 +1,323 @@
+"""What happened through this server: past grants and waits of each name, and incidents, from events.
+
+Live state comes from the engine (`picture.py`), history from events: an engine does not keep it. So a server knows what
+went through it, and through its peers (`peers.py`). A grant may end another way, so an end that was not seen is not
+invented: the grant is shown as ended `unseen` once a later exclusive grant shows that it is over.
+
+Memory is bounded: names, grants and waits of a name, grants of all names, renewals of a grant, incidents. What was used
+least recently is forgotten first. No decision depends on any of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from leasehold.core import timing
+from leasehold.core.deadlocks import Deadlock, seen_in_both
+from leasehold.events import Event
+from leasehold.model import Holding
+from leasehold.server import incidents, merging
+from leasehold.server.past import AtRisk, Incident, Owner, PastGrant, PastWait, Refusal, Renewal, Stats
+from leasehold.server.picture import Picture, Snapshot
+from leasehold.server.stats import Hour
+
+MAX_NAMES: Final = 2000
+MAX_GRANTS_PER_NAME: Final = 50
+MAX_GRANTS: Final = 5000  # of all names
+MAX_WAITS: Final = 50  # per name
+MAX_RENEWALS: Final = 40  # per grant
+MAX_MARKS: Final = 20  # per grant: times at risk, refusals
+MAX_INCIDENTS: Final = 500
+MAX_HOLDERS: Final = 2000  # whose losses are counted
+
+Key: TypeAlias = tuple[str, str]  # namespace and name
+
+
+class _Past:
+    """The past of one name."""
+
+    __slots__ = ("grants", "highest_token", "waits")
+
+    def __init__(self) -> None:
+        self.grants: deque[PastGrant] = deque()
+        self.waits: deque[PastWait] = deque(maxlen=MAX_WAITS)
+        self.highest_token = 0
+
+    def find(self, fingerprint: str | None, token: int | None) -> PastGrant | None:
+        """The grant of an event, which has the fingerprint of its claim, or its token, or both."""
+        for grant in reversed(self.grants):
+            if (fingerprint and grant.fingerprint == fingerprint) or (
+                not fingerprint and token is not None and grant.token == token
+            ):
+                return grant
+        return None
+
+
+class History:
+    """A hook for the events of a server. Every method is for the event loop's thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock  # Unix time
+        self._names: OrderedDict[Key, _Past] = OrderedDict()  # the one used last is at the end
+        self._grants = 0  # of all names
+        self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
+        self._losses: OrderedDict[str, int] = OrderedDict()  # by holder
+        self._ttls: OrderedDict[str, float] = OrderedDict()  # the longest life of a grant seen, by fingerprint
+        self._deadlocks: dict[str, list[Deadlock]] = {}  # of the picture before, by namespace
+        self._shown_deadlocks: dict[str, dict[frozenset[str], Incident]] = {}
+        self._engine_down: Incident | None = None
+        self.hour = Hour()
+
+    def __call__(self, event: Event, trace: str = "") -> None:
+        """Note an event. `trace` is the trace id of its request."""
+        if event.kind in ("breaker_opened", "breaker_closed"):
+            self._on_breaker(event)
+            return
+        past = self._past((event.namespace, event.name))
+        held = None
+        match event.kind:
+            case "granted":
+                self._on_grant(past, event, trace)
+            case "busy":
+                self._on_given_up(past, event)
+            case "renewed":
+                self._on_renewal(past, event)
+            case "renew_failed" | "at_risk":
+                _begin_risk(past.find(event.fingerprint, event.token), event.at)
+            case "released" | "lost" | "broken":
+                held = self._on_end(past, event)
+            case "stale_token":
+                self._on_refusal(past, event)
+        self.hour.count(event, held)
+
+    # ------------------------------------------------------------------ reading
+
+    def grants(self, namespace: str, name: str) -> list[PastGrant]:
+        """Latest first."""
+        return merging.grants([self.records(namespace, name)])
+
+    def records(self, namespace: str, name: str) -> list[PastGrant]:
+        """The same, with releases of grants that only a peer may know."""
+        past = self._names.get((namespace, name))
+        return [] if past is None else list(reversed(past.grants))
+
+    def waits(self, namespace: str, name: str) -> list[PastWait]:
+        """Latest first."""
+        past = self._names.get((namespace, name))
+        return [] if past is None else list(reversed(past.waits))
+
+    def incidents(self, namespace: str | None = None, limit: int = 100) -> list[Incident]:
+        """Latest first; those of a namespace, and those of the whole engine. None: all."""
+        found = (each for each in reversed(self._incidents) if namespace in (None, each.namespace) or not each.name)
+        return [each for each, _ in zip(found, range(limit), strict=False)]
+
+    def stats(self, namespace: str, seconds: float) -> Stats:
+        return self.hour.read(namespace, self._clock(), seconds)
+
+    def ttl(self, holding: Holding) -> float:
+        """The life of the grant when it was new or renewed, as far as it is known: at least what is left."""
+        return max(self._ttls.get(holding.fingerprint, 0.0), holding.left)
+
+    def at_risk(self, holding: Holding) -> bool:
+        """Whether the holder has missed its renewals: by the same rule as in the client."""
+        return holding.state == "held" and holding.left < self.ttl(holding) - timing.overdue_at(0.0, self.ttl(holding))
+
+    def heard_at(self, holding: Holding, as_of: float) -> float:
+        """When the holder of a grant acquired or renewed it last."""
+        return as_of + holding.left - self.ttl(holding)
+
+    def owners(self, picture: Picture) -> list[Owner]:
+        """All holders of a picture, those gone quiet first."""
+        return incidents.owners(picture, self)
+
+    def losses(self, holder: str) -> int:
+        return self._losses.get(holder, 0)
+
+    # ------------------------------------------------------------------- events
+
+    def _on_grant(self, past: _Past, event: Event, trace: str) -> None:
+        fingerprint = event.fingerprint or ""
+        known = past.find(fingerprint, None)
+        if known is not None and known.end is None and known.token == event.token:
+            return  # the answer to a repeated request
+        ttl, waited = event.ttl or 0.0, event.seconds or 0.0
+        if event.mode == "exclusive" and event.slot is None:
+            for grant in past.grants:
+                if grant.end is None:
+                    grant.end, grant.ended_at = "unseen", min(event.at, grant.expires_at)
+        self._add(
+            past,
+            PastGrant(
+                token=event.token,
+                fingerprint=fingerprint,
+                holder=event.holder or "",
+                purpose=event.purpose,
+                mode=event.mode or "exclusive",
+                slot=event.slot,
+                granted_at=event.at,
+                waited=waited,
+                queued=bool(event.queued),
+                ttl=ttl,
+                expires_at=event.at + ttl,
+                trace=trace or None,
+            ),
+        )
+        self._note_ttl(fingerprint, ttl)
+        past.highest_token = max(past.highest_token, event.token or 0)
+        if event.queued:
+            past.waits.append(_wait(event, waited, "granted"))
+
+    def _add_partial(self, past: _Past, event: Event) -> PastGrant:
+        """Something happened to a grant that went another way, such as through a peer."""
+        grant = PastGrant(
+            token=event.token,
+            fingerprint=event.fingerprint or "",
+            holder=event.holder or "",
+            purpose=event.purpose,
+            mode=event.mode or "exclusive",
+            slot=event.slot,
+            granted_at=event.at,
+            waited=0.0,
+            queued=False,
+            ttl=event.ttl or 0.0,
+            expires_at=event.at,
+            partial=True,
+        )
+        self._add(past, grant)
+        return grant
+
+    def _add(self, past: _Past, grant: PastGrant) -> None:
+        past.grants.append(grant)
+        self._grants += 1
+        if len(past.grants) > MAX_GRANTS_PER_NAME:
+            past.grants.popleft()
+            self._grants -= 1
+        while self._grants > MAX_GRANTS:
+            self._forget(next(iter(self._names)))
+
+    def _on_given_up(self, past: _Past, event: Event) -> None:
+        if event.queued:
+            past.waits.append(_wait(event, event.seconds or 0.0, "gave up"))
+
+    def _on_renewal(self, past: _Past, event: Event) -> None:
+        grant = past.find(event.fingerprint, event.token) or self._add_partial(past, event)
+        ttl = event.ttl or 0.0
+        self._note_ttl(event.fingerprint or "", ttl)
+        grant.renewed += 1
+        grant.renewals.append(Renewal(event.at, max(0.0, grant.expires_at - event.at)))
+        del grant.renewals[:-MAX_RENEWALS]
+        if grant.at_risk and grant.at_risk[-1].ended is None:
+            grant.at_risk[-1].ended = event.at
+        grant.ttl, grant.expires_at = ttl, event.at + ttl
+        if grant.end == "unseen":
+            grant.end = grant.ended_at = None
+
+    def _on_end(self, past: _Past, event: Event) -> float | None:
+        """Returns the seconds that the lease was held, if its grant is known and had not ended before."""
+        grant = past.find(event.fingerprint, event.token)
+        was_broken = grant is not None and grant.end == "broken"
+        if event.kind == "lost" and not was_broken:  # a broken holder that notices is no second incident
+            self._on_loss(past, event, grant)
+        elif event.kind == "broken":
+            self._incidents.append(incidents.broken(event, grant, past.highest_token))
+        if grant is None:
+            grant = self._add_partial(past, event)
+        elif grant.end in ("released", "lost", "broken"):
+            return None
+        if grant.at_risk and grant.at_risk[-1].ended is None:
+            grant.at_risk[-1].ended = event.at
+        grant.end = event.kind  # type: ignore[assignment]  # one of the three
+        grant.reason, grant.actor = event.why or event.reason, event.actor
+        grant.ended_at = min(event.at, grant.expires_at) if event.kind == "lost" else event.at
+        return None if grant.partial else grant.ended_at - grant.granted_at
+
+    def _on_loss(self, past: _Past, event: Event, grant: PastGrant | None) -> None:
+        holder = event.holder or ""
+        self._losses[holder] = self._losses.pop(holder, 0) + 1
+        if len(self._losses) > MAX_HOLDERS:
+            self._losses.popitem(last=False)
+        self._incidents.append(incidents.lost(event, grant, past.highest_token))
+
+    def _on_refusal(self, past: _Past, event: Event) -> None:
+        grant = past.find(event.fingerprint, event.token)
+        if grant is not None:
+            grant.refused.append(Refusal(event.at, event.fence, event.seen))
+            del grant.refused[:-MAX_MARKS]
+        self._incidents.append(incidents.refused(event, grant, past.highest_token))
+
+    def _on_breaker(self, event: Event) -> None:
+        if event.kind == "breaker_opened":
+            self._engine_down = incidents.engine_down(event)
+            self._incidents.append(self._engine_down)
+        elif self._engine_down is not None:
+            self._engine_down.ended_at, self._engine_down = event.at, None
+
+    # ----------------------------------------------------------------- pictures
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Learn from a picture what events do not tell: the ttl of grants that went another way, and deadlocks."""
+        self.hour.observe(snapshot)
+        for holding in snapshot.holdings:
+            if holding.state == "held" and holding.left > self._ttls.get(holding.fingerprint, 0.0):
+                self._note_ttl(holding.fingerprint, holding.left)
+        self._observe_deadlocks(snapshot)
+
+    def _observe_deadlocks(self, snapshot: Snapshot) -> None:
+        """One incident for each deadlock, once two pictures show it: one alone may mix two moments."""
+        namespace, now = snapshot.namespace, snapshot.deadlocks
+        certain = seen_in_both(self._deadlocks.get(namespace, []), now)
+        shown = self._shown_deadlocks.pop(namespace, {})
+        self._deadlocks[namespace] = now
+        if not now:
+            del self._deadlocks[namespace]
+        found = {frozenset(wait.waiter.fingerprint for wait in deadlock.waits): deadlock for deadlock in certain}
+        for waiters, incident in shown.items():
+            if waiters not in found:
+                incident.ended_at = snapshot.as_of
+        still = {waiters: incident for waiters, incident in shown.items() if waiters in found}
+        for waiters, deadlock in found.items():
+            if waiters not in still:
+                still[waiters] = incidents.deadlock(snapshot, deadlock)
+                self._incidents.append(still[waiters])
+        if still:
+            self._shown_deadlocks[namespace] = still
+
+    # ------------------------------------------------------------------- bounds
+
+    def _past(self, key: Key) -> _Past:
+        past = self._names.get(key)
+        if past is None:
+            past = self._names[key] = _Past()
+            if len(self._names) > MAX_NAMES:
+                self._forget(next(iter(self._names)))
+        self._names.move_to_end(key)
+        return past
+
+    def _forget(self, key: Key) -> None:
+        self._grants -= len(self._names.pop(key).grants)
+
+    def _note_ttl(self, fingerprint: str, ttl: float) -> None:
+        self._ttls[fingerprint] = ttl
+        self._ttls.move_to_end(fingerprint)
+        if len(self._ttls) > MAX_GRANTS:
+            self._ttls.popitem(last=False)
+
+
+def _wait(event: Event, seconds: float, outcome: str) -> PastWait:
+    return PastWait(
+        fingerprint=event.fingerprint or "",
+        holder=event.holder or "",
+        purpose=event.purpose,
+        began=event.at - seconds,
+        ended=event.at,
+        outcome="granted" if outcome == "granted" else "gave up",
+        token=event.token,
+    )
+
+
+def _begin_risk(grant: PastGrant | None, at: float) -> None:
+    if grant is not None and grant.end is None and not (grant.at_risk and grant.at_risk[-1].ended is None):
+        grant.at_risk.append(AtRisk(at, None))
+        del grant.at_risk[:-MAX_MARKS]

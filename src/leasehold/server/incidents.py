@@ -1,0 +1,176 @@
+"""Incidents in words: what each one means, and what to do. And owners, for the question who has gone quiet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leasehold.core.deadlocks import Deadlock
+from leasehold.events import Event
+from leasehold.model import Holding
+from leasehold.server.past import Incident, Owner, PastGrant
+from leasehold.server.picture import Picture, Snapshot
+
+if TYPE_CHECKING:
+    from leasehold.server.history import History
+
+_STOP = "Make the work stop when the lease is lost: call `lease.check()` before each write, and send the token with it."
+
+# Why a lease was lost -> what it means, what to do.
+_LOSSES = {
+    "expired": (
+        "The holder did not renew in time: it did not run, or could not reach a server. It may go on working until it "
+        "notices; from then on another holder may have the lock.",
+        f"Find out why the holder did not run (a long pause, a suspended machine, a blocked event loop). {_STOP}",
+    ),
+    "broken": (
+        "An operator ended the lease while its holder worked.",
+        "Check that the holder has stopped. Its writes with the old token must be refused by a fence.",
+    ),
+    "unknown": (
+        "The engine does not have the grant any more, and cannot tell what ended it: it expired, was broken, or the "
+        "engine lost data.",
+        "If it happens after a restart or failover of the engine, run `leasehold doctor` on it: a setting may let it "
+        "forget grants.",
+    ),
+}
+
+
+def lost(event: Event, grant: PastGrant | None, highest_token: int) -> Incident:
+    meaning, advice = _LOSSES.get(event.reason or "", _LOSSES["unknown"])
+    return _about(
+        event,
+        "lost",
+        grant,
+        highest_token,
+        meaning,
+        advice,
+        reason=event.reason,
+        silent=None if grant is None else event.at - _heard_at(grant),
+    )
+
+
+def refused(event: Event, grant: PastGrant | None, highest_token: int) -> Incident:
+    seen = f" It had seen {event.seen}." if event.seen is not None else ""
+    return _about(
+        event,
+        "stale_token",
+        grant,
+        highest_token,
+        f"A holder wrote after it had lost the lock, and the fence refused token {event.token}.{seen} Nothing was "
+        "overwritten: the fence did what it is for.",
+        f"Find out why the holder went on. {_STOP}",
+        reason=event.reason,
+        fence=event.fence,
+        silent=None if grant is None else event.at - _heard_at(grant),
+    )
+
+
+def broken(event: Event, grant: PastGrant | None, highest_token: int) -> Incident:
+    return _about(
+        event,
+        "broken",
+        grant,
+        highest_token,
+        f"{event.actor or 'An operator'} ended this lease. Its holder may go on until its next renewal fails, beside "
+        "the next holder.",
+        "Check that the holder has stopped. Without a fence at the resource, both may have written.",
+        reason=event.why or event.reason,
+        actor=event.actor,
+    )
+
+
+def engine_down(event: Event) -> Incident:
+    return Incident(
+        at=event.at,
+        kind="engine_down",
+        namespace="",
+        name="",
+        meaning="The engine did not answer 5 calls in a row. New acquires are refused at once; renewals are still "
+        "sent, and holders keep their leases until their ttl is over.",
+        advice="Run `leasehold doctor` with the engine's URL, and look at the engine's own log. If it stays down for "
+        "longer than the ttl, holders lose their leases and stop.",
+        reason=event.reason,
+    )
+
+
+def deadlock(snapshot: Snapshot, found: Deadlock) -> Incident:
+    victim = found.victim
+    owners = len(found.waits)
+    return Incident(
+        at=snapshot.as_of,
+        kind="deadlock",
+        namespace=snapshot.namespace,
+        name=victim.name,
+        meaning=f"{owners} owners wait for each other, and none of them can go on: {found}.",
+        advice=f"Break {victim.name}, token {victim.token}: it is the youngest grant, so the least work is lost. Then "
+        "acquire names in one order everywhere, or together with `multilock`.",
+        token=victim.token,
+        holder=victim.holder.label,
+        fingerprint=victim.fingerprint,
+    )
+
+
+def _about(
+    event: Event,
+    kind: str,
+    grant: PastGrant | None,
+    highest_token: int,
+    meaning: str,
+    advice: str,
+    **more: object,
+) -> Incident:
+    token = event.token if event.token is not None or grant is None else grant.token
+    return Incident(
+        at=event.at,
+        kind=kind,  # type: ignore[arg-type]
+        namespace=event.namespace,
+        name=event.name,
+        meaning=meaning,
+        advice=advice,
+        token=token,
+        token_after=highest_token if token is not None and highest_token > token else None,
+        holder=event.holder or (None if grant is None else grant.holder),
+        fingerprint=event.fingerprint or (None if grant is None else grant.fingerprint),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _heard_at(grant: PastGrant) -> float:
+    return grant.expires_at - grant.ttl
+
+
+def owners(picture: Picture, history: History) -> list[Owner]:
+    """All holders of a picture, those gone quiet first, then by the number of waiters that they block."""
+    found: dict[tuple[str, str, int], Owner] = {}
+
+    def owner_of(holding: Holding) -> Owner:
+        label, host, pid, _ = holding.holder
+        known = found.get((label, host, pid))
+        if known is None:
+            known = found[label, host, pid] = Owner(
+                holder=label,
+                host=host or None,
+                pid=pid or None,
+                holds=[],
+                waits=[],
+                heard_at=None,
+                quiet=False,
+                expires_at=None,
+                blocks=0,
+                lost=history.losses(label),
+            )
+        return known
+
+    for lock in picture.locks:
+        for holding in lock.holders:
+            if holding.state == "held":
+                owner, heard_at = owner_of(holding), history.heard_at(holding, picture.as_of)
+                owner.holds.append(lock.name)
+                owner.blocks += len(lock.queue)
+                owner.quiet = owner.quiet or history.at_risk(holding)
+                owner.heard_at = heard_at if owner.heard_at is None else max(owner.heard_at, heard_at)
+                ends = picture.as_of + holding.left
+                owner.expires_at = ends if owner.expires_at is None else min(owner.expires_at, ends)
+        for waiter in lock.queue:
+            owner_of(waiter).waits.append(lock.name)
+    return sorted(found.values(), key=lambda owner: (not owner.quiet, -owner.blocks, -len(owner.holds), owner.holder))

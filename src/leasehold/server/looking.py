@@ -1,0 +1,208 @@
+"""The routes that show and change nothing: locks, owners, history, incidents, statistics.
+
+Each shows only what its caller may read: names of one namespace, or those that begin with a prefix.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from leasehold.core.names import check_name, check_namespace, check_prefix
+from leasehold.model import Holding
+from leasehold.server import schemas
+from leasehold.server.auth import Caller
+from leasehold.server.keys import ANY_NAMESPACE
+from leasehold.server.messages import Request, Response, checked, encode, json_response, known_arguments
+from leasehold.server.past import Incident
+from leasehold.server.problems import invalid
+from leasehold.server.stats import BUCKET_SECONDS, BUCKETS
+
+if TYPE_CHECKING:
+    from leasehold.server.app import App
+
+_HOUR: Final = BUCKET_SECONDS * BUCKETS
+
+
+async def owners(app: App, request: Request) -> Response:
+    """The holders of a namespace, those gone quiet first."""
+    arguments = known_arguments(request, "namespace", "prefix", "local")
+    namespace, prefix = _read_place(arguments)
+    request.allow_reading(namespace, prefix, exact=False)
+    with app.limits.call(request.caller, "read", namespace):
+        picture = (await app.pictures.get(namespace, outdated=True)).with_prefix(prefix)
+        found, missing = await app.peers.owners(picture, local=_flag(arguments, "local"))
+    as_of = round(picture.as_of, 3)
+    return json_response(
+        schemas.Owners(owners=found, as_of=as_of, stale=picture.stale, missing=missing, server=app.peers.instance)
+    )
+
+
+async def history(app: App, request: Request) -> Response:
+    """The past grants and waits of one name."""
+    arguments = known_arguments(request, "namespace", "name", "local")
+    with checked():
+        namespace, name = check_namespace(arguments.get("namespace", "")), check_name(arguments.get("name", ""))
+    request.allow("read", namespace, name)
+    with app.limits.call(request.caller, "read", namespace, name):
+        found, missing = await app.peers.past(namespace, name, local=_flag(arguments, "local"))
+    return json_response(
+        schemas.NameHistory(
+            namespace=namespace,
+            name=name,
+            grants=found.grants,
+            waits=found.waits,
+            missing=missing,
+            server=app.peers.instance,
+        )
+    )
+
+
+async def incidents(app: App, request: Request) -> Response:
+    """What an operator should know, latest first. Without a namespace: of all names that the caller may read."""
+    arguments = known_arguments(request, "namespace", "prefix", "limit", "local")
+    namespace, prefix = _read_place(arguments)
+    limit, everywhere = _read_limit(arguments.get("limit")), "namespace" not in arguments and not prefix
+    if not everywhere:
+        request.allow_reading(namespace, prefix, exact=False)
+    with app.limits.call(request.caller, "read"):
+        found, missing = await app.peers.incidents(None if everywhere else namespace, local=_flag(arguments, "local"))
+    shown = [each for each in found if may_see(request.caller, each) and each.name.startswith(prefix)]
+    return json_response(schemas.Incidents(incidents=shown[:limit], missing=missing, server=app.peers.instance))
+
+
+def may_see(caller: Caller, incident: Incident) -> bool:
+    """Those of the whole engine, which have no name, are for callers that may read every name."""
+    return caller.may("read", incident.namespace if incident.name else ANY_NAMESPACE, incident.name)
+
+
+async def stats(app: App, request: Request) -> Response:
+    """A namespace over the last `seconds`, at most an hour."""
+    arguments = known_arguments(request, "namespace", "seconds", "local")
+    with checked():
+        namespace = check_namespace(arguments.get("namespace", ""))
+    request.allow_reading(namespace, "", exact=False)  # groups are parts of all its names
+    with app.limits.call(request.caller, "read", namespace):
+        seconds = _read_seconds(arguments.get("seconds"))
+        found, missing = await app.peers.stats(namespace, seconds, local=_flag(arguments, "local"))
+    return json_response(schemas.StatsAnswer(stats=found, missing=missing, server=app.peers.instance))
+
+
+def _read_place(arguments: Mapping[str, str]) -> tuple[str, str]:
+    with checked():
+        return check_namespace(arguments.get("namespace", "")), check_prefix(arguments.get("prefix", ""))
+
+
+def _flag(arguments: Mapping[str, str], name: str) -> bool:
+    text = arguments.get(name, "")
+    if text not in ("", "0", "1"):
+        raise invalid(f"{name} must be 0 or 1", 400)
+    return text == "1"
+
+
+def _read_seconds(text: str | None) -> float:
+    if not text:
+        return float(_HOUR)
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
+        raise invalid(f"seconds must be a whole number from 1 to {_HOUR}", 400)
+    return float(min(int(text), _HOUR))
+
+
+# -- locks
+
+
+async def locks(app: App, request: Request) -> Response:
+    arguments = known_arguments(request, "namespace", "prefix", "name", "limit", "cursor", "fresh")
+    exact = "name" in arguments
+    if exact and arguments.get("prefix"):
+        raise invalid("give name or prefix, not both", 400)
+    limit, cursor = _read_limit(arguments.get("limit")), _read_cursor(arguments.get("cursor"))
+    with checked():
+        namespace = check_namespace(arguments.get("namespace", ""))
+        prefix = check_name(arguments["name"]) if exact else check_prefix(arguments.get("prefix", ""))
+    request.allow_reading(namespace, prefix, exact)
+    with app.limits.call(request.caller, "read", namespace):
+        if exact or _flag(arguments, "fresh"):
+            as_of, stale = app.service.runtime.wall(), False
+            found = await app.service.inspect(namespace, prefix, exact, app.deadline(request))
+        else:
+            picture = await app.pictures.get(namespace)
+            as_of, stale = picture.as_of, picture.stale
+            found = [holding for holding in picture.snapshot.holdings if holding.name.startswith(prefix)]
+    return json_response(_page(found, limit, cursor, as_of, stale))
+
+
+def _read_limit(text: str | None) -> int:
+    if not text:
+        return schemas.MAX_HOLDINGS
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:
+        raise invalid("limit must be a whole number of at least 1", 400)
+    return min(int(text), schemas.MAX_HOLDINGS)
+
+
+def _read_cursor(text: str | None) -> tuple[str, int] | None:
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(text.encode()), type=tuple[str, int])
+    except (ValueError, msgspec.DecodeError):
+        raise invalid("cursor must be one that an earlier answer had", 400) from None
+
+
+def _page(
+    found: Sequence[Holding], limit: int, cursor: tuple[str, int] | None, as_of: float, stale: bool
+) -> schemas.Locks:
+    """Holdings by name and token, so that the cursor stays good while holders come and go. Waiters are shown with the
+    holdings of their name; those of names without a holder are on the page where that name would be."""
+    holders = sorted((h for h in found if h.position is None), key=lambda h: (h.name, h.token or 0))
+    if cursor is not None:
+        holders = [h for h in holders if (h.name, h.token or 0) > cursor]
+    page, more = holders[:limit], len(holders) > limit
+    last = (page[-1].name, page[-1].token or 0) if more else ("", 0)
+    queues: dict[str, list[schemas.Waiter]] = {}
+    for waiter in found:
+        if waiter.position is not None:
+            queues.setdefault(waiter.name, []).append(_waiter(waiter))
+    shown = [name for name in sorted(queues) if (cursor is None or name >= cursor[0]) and (not more or name <= last[0])]
+    return schemas.Locks(
+        [_holding(h, queues.get(h.name, []), as_of) for h in page],
+        [waiter for name in shown for waiter in queues[name]],
+        base64.urlsafe_b64encode(encode(last)).decode() if more else None,
+        round(as_of, 3),
+        stale,
+    )
+
+
+def _holding(holding: Holding, queue: list[schemas.Waiter], as_of: float) -> schemas.Holding:
+    return schemas.Holding(
+        name=holding.name,
+        holder=holding.holder.label,
+        purpose=holding.holder.purpose or None,
+        token=holding.token,
+        acquired_at=round(as_of - holding.age, 3) if holding.since_grant and holding.state == "held" else None,
+        expires_in=holding.left,
+        state=holding.state,
+        mode=holding.mode,
+        kind=holding.kind,
+        limit=holding.limit,
+        slot=holding.slot,
+        fingerprint=holding.fingerprint,
+        host=holding.holder.host or None,
+        pid=holding.holder.pid or None,
+        queue=queue,
+    )
+
+
+def _waiter(holding: Holding) -> schemas.Waiter:
+    return schemas.Waiter(
+        name=holding.name,
+        holder=holding.holder.label,
+        purpose=holding.holder.purpose or None,
+        position=holding.position,
+        mode=holding.mode,
+        waiting_for=holding.age,
+        fingerprint=holding.fingerprint,
+    )

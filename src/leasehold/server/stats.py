@@ -1,0 +1,214 @@
+"""An hour of what happened, in buckets of ten seconds, for charts and quantiles without a monitoring system.
+
+Memory is bounded: 360 buckets, each with at most `MAX_ROWS` rows. A row is a namespace or one of its groups. Namespaces
+and groups beyond that are not counted apart: their namespace still counts them, if it has a row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+from leasehold.events import Event
+from leasehold.server.past import Bucket, Counts, Quantiles, Stats, Summary
+from leasehold.server.picture import Snapshot
+from leasehold.telemetry.groups import group_of
+from leasehold.telemetry.metrics import ACQUIRE_BUCKETS, HOLD_BUCKETS, outcome_of
+
+BUCKET_SECONDS: Final = 10
+BUCKETS: Final = 360
+MAX_ROWS: Final = 100
+
+Row: TypeAlias = tuple[str, str]  # namespace and group; no group: the whole namespace
+
+_ERRORS: Final = ("unavailable", "error")
+
+
+class _Column:
+    """One bucket, all rows."""
+
+    __slots__ = ("counts", "number", "seen")
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # Unix time in units of BUCKET_SECONDS
+        self.counts: dict[Row, Counts] = {}
+        self.seen: dict[str, tuple[int, int]] = {}  # by namespace: holders and waiters of the last picture
+
+
+class Hour:
+    """Counts events. Every method is for the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._columns: deque[_Column] = deque(maxlen=BUCKETS)
+        self._rows: dict[Row, None] = {}
+
+    def count(self, event: Event, held: float | None = None) -> None:
+        """`held`: for an event that ends a lease, the seconds since its grant."""
+        for counts in self._find(event):
+            _add(counts, event, held)
+
+    def observe(self, snapshot: Snapshot) -> None:
+        if (snapshot.namespace, "") in self._rows or self._admit((snapshot.namespace, "")):
+            states = snapshot.states
+            self._column(snapshot.as_of).seen[snapshot.namespace] = (
+                states["held"],
+                states["waiting"] + states["passed over"],
+            )
+
+    def read(self, namespace: str, now: float, seconds: float) -> Stats:
+        """The last `seconds`, at most an hour."""
+        last = _number(now)
+        first = max(last - BUCKETS + 1, _number(now - seconds) + 1)
+        columns = {column.number: column for column in self._columns if column.number >= first}
+        since = max(now - seconds, first * float(BUCKET_SECONDS))
+        rows = {row for column in columns.values() for row in column.counts if row[0] == namespace}
+
+        def summary(row: Row) -> Summary:
+            found = [columns[n].counts.get(row) if n in columns else None for n in range(first, last + 1)]
+            activity = [0 if counts is None else sum(counts.acquires.values()) for counts in found]
+            return summarise(row[1], add_up(found), activity, now - since)
+
+        buckets = [_bucket(number, columns.get(number), namespace) for number in range(first, last + 1)]
+        return Stats(
+            namespace=namespace,
+            since=since,
+            until=now,
+            bounds=list(ACQUIRE_BUCKETS),
+            hold_bounds=list(HOLD_BUCKETS),
+            total=summary((namespace, "")),
+            groups=by_activity(summary(row) for row in rows if row[1]),
+            buckets=buckets,
+        )
+
+    def _find(self, event: Event) -> Iterable[Counts]:
+        counts = self._column(event.at).counts
+        for row in ((event.namespace, ""), (event.namespace, event.group or group_of(event.name))):
+            if row in self._rows or self._admit(row):
+                yield counts.get(row) or counts.setdefault(row, Counts())
+
+    def _admit(self, row: Row) -> bool:
+        """A new row. If there are too many, those that have no counts any more make room."""
+        if len(self._rows) >= MAX_ROWS:
+            self._rows = {row: None for column in self._columns for row in column.counts}
+        if len(self._rows) >= MAX_ROWS:
+            return False
+        self._rows[row] = None
+        return True
+
+    def _column(self, at: float) -> _Column:
+        """An event of another worker may be a little late: it counts in the bucket of now."""
+        number = _number(at)
+        if not self._columns or number > self._columns[-1].number:
+            self._columns.append(_Column(number))
+            while self._columns[0].number <= number - BUCKETS:
+                self._columns.popleft()
+        return self._columns[-1]
+
+
+def _number(at: float) -> int:
+    return int(at // BUCKET_SECONDS)
+
+
+def _add(counts: Counts, event: Event, held: float | None) -> None:
+    match event.kind:
+        case "granted" | "busy" | "failed":
+            path = "queued" if event.queued else "direct"
+            _increase(counts.acquires, f"{outcome_of(event)} {path}")
+            if event.kind == "granted":
+                _observe(counts.queued if event.queued else counts.direct, ACQUIRE_BUCKETS, event.seconds or 0.0)
+        case "renewed" | "renew_failed":
+            _increase(counts.renewals, "ok" if event.kind == "renewed" else "failed")
+        case "lost":
+            _increase(counts.lost, event.reason or "unknown")
+        case "stale_token":
+            counts.refused += 1
+        case "broken":
+            counts.broken += 1
+    if held is not None:
+        _observe(counts.held, HOLD_BUCKETS, held)
+
+
+def _increase(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+def _observe(histogram: list[int], bounds: Sequence[float], value: float) -> None:
+    if not histogram:
+        histogram.extend([0] * (len(bounds) + 1))
+    histogram[bisect_left(bounds, value)] += 1
+
+
+def _bucket(number: int, column: _Column | None, namespace: str) -> Bucket:
+    counts = None if column is None else column.counts.get((namespace, ""))
+    holding, waiting = (None, None) if column is None else column.seen.get(namespace, (None, None))
+    at = number * float(BUCKET_SECONDS)
+    return Bucket(at=at, counts=counts or Counts(), holding=holding, waiting=waiting)
+
+
+# ------------------------------------------------------------- adding up
+
+
+def add_up(many: Iterable[Counts | None]) -> Counts:
+    """The sum. What it returns shares nothing with what it was given."""
+    total = Counts()
+    for counts in many:
+        if counts is None:
+            continue
+        for mine, theirs in (
+            (total.acquires, counts.acquires),
+            (total.renewals, counts.renewals),
+            (total.lost, counts.lost),
+        ):
+            for key, count in theirs.items():
+                mine[key] = mine.get(key, 0) + count
+        total.direct = _sum(total.direct, counts.direct)
+        total.queued = _sum(total.queued, counts.queued)
+        total.held = _sum(total.held, counts.held)
+        total.refused += counts.refused
+        total.broken += counts.broken
+    return total
+
+
+def _sum(first: list[int], second: list[int]) -> list[int]:
+    if not first or not second:
+        return [*first, *second]
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def summarise(group: str, counts: Counts, activity: list[int], seconds: float) -> Summary:
+    acquires = sum(counts.acquires.values())
+    queued = sum(count for key, count in counts.acquires.items() if key.endswith(" queued"))
+    refused = counts.acquires.get("busy direct", 0)
+    errors = sum(count for key, count in counts.acquires.items() if key.split()[0] in _ERRORS)
+    return Summary(
+        group=group,
+        counts=counts,
+        activity=activity,
+        rate=acquires / seconds if seconds > 0 else 0.0,
+        errors=errors / acquires if acquires else 0.0,
+        contention=(queued + refused) / acquires if acquires else 0.0,
+        direct=quantiles(counts.direct, ACQUIRE_BUCKETS),
+        queued=quantiles(counts.queued, ACQUIRE_BUCKETS),
+        held=quantiles(counts.held, HOLD_BUCKETS),
+    )
+
+
+def by_activity(groups: Iterable[Summary]) -> list[Summary]:
+    return sorted(groups, key=lambda group: (-sum(group.activity), group.group))
+
+
+def quantiles(histogram: Sequence[int], bounds: Sequence[float]) -> Quantiles:
+    """p50, p95 and p99, as if the values of a bucket were spread evenly over it. None without values."""
+    total = sum(histogram)
+    return None if not total else [_quantile(histogram, bounds, share * total) for share in (0.5, 0.95, 0.99)]
+
+
+def _quantile(histogram: Sequence[int], bounds: Sequence[float], rank: float) -> float:
+    below, low = 0, 0.0
+    for count, bound in zip(histogram, bounds, strict=False):
+        if below + count >= rank and count:
+            return low + (bound - low) * (rank - below) / count
+        below, low = below + count, bound
+    return low  # above the last bound: at least that
