@@ -95,6 +95,8 @@ VALUES = {
     "audit.required": "yes",
     "limits.wait": "30s",
     "call_timeout": "2.5",
+    "picture_max_age": "2s",
+    "peers": "http://locks-2:7420 https://locks-3?api_key_file=/run/key",
 }
 
 

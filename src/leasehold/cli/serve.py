@@ -36,7 +36,7 @@ def setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     default = setting.default
     text = setting.text
-    if default not in (None, False, ""):
+    if default not in (None, False, "", ()):
         shown = (
             ", ".join(default)
             if isinstance(default, tuple)

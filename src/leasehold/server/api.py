@@ -75,7 +75,9 @@ async def acquire(app: App, request: Request) -> Response:
     request.waited = waited
     waited = floor(waited * 1000) / 1000  # never rounded up: callers add it to the ttl (E8)
     if isinstance(reply, Busy):
-        app.report("busy", request, claim, queued=poll.queued, reason=reply.holder.label if reply.holder else None)
+        reason = reply.holder.label if reply.holder else None
+        seconds = service.runtime.now() - request.arrived
+        app.report("busy", request, claim, queued=poll.queued, reason=reason, seconds=seconds)
         if poll.ended == "draining":
             detail = "this server is about to end: ask another one with the same id, the position is kept"
             raise Draining(detail, id=claim.id)
@@ -145,8 +147,7 @@ async def release(app: App, request: Request) -> Response:
     claim = _claim(request, body, body.id, _RELEASE_TTL)
     with app.limits.call(request.caller, "release"):
         released = await app.service.release(claim, app.deadline(request))
-    if released:
-        app.report("released", request, claim)
+    app.report_release(request, claim, released)
     return json_response(schemas.Released(released))
 
 
@@ -155,10 +156,15 @@ async def break_(app: App, request: Request) -> Response:
     with checked():
         namespace, name = check_namespace(body.namespace), check_name(body.name)
     request.allow("break", namespace, name)
+    seen = request.header(b"if-match")
+    if seen and seen != b'"%d"' % body.token:
+        raise invalid('If-Match must be the token of the body in quotation marks, such as "41"', 400)
     with app.limits.call(request.caller, "release"):
         broken = await app.service.break_(namespace, name, body.token, app.deadline(request))
     if broken:
         app.report_break(request, namespace, name, body.token, body.reason)
+    elif seen:
+        raise problems.moved_on(name, body.token)
     return json_response(schemas.Broken(broken))
 
 

@@ -89,7 +89,9 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
     },
     "/v1/release": {"POST": Route(api.release, "Release a lock", schemas.ReleaseBody, schemas.Released, _WRITE)},
     "/v1/break": {
-        "POST": Route(api.break_, "End the lease with this token", schemas.BreakBody, schemas.Broken, _WRITE)
+        "POST": Route(
+            api.break_, "End the lease with this token", schemas.BreakBody, schemas.Broken, ("moved-on", *_WRITE)
+        )
     },
     "/v1/locks": {"GET": Route(looking.locks, "List holders and waiters", None, schemas.Locks, _READ)},
     "/v1/owners": {"GET": Route(looking.owners, "List holders and what each holds", None, schemas.Owners, _READ)},
@@ -113,6 +115,14 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
 }
 
 
+class Look(NamedTuple):
+    """How a server looks at its engine and at its peers, for people."""
+
+    picture_max_age: float = MAX_AGE
+    peers: Sequence[Peer] = ()
+    instance: str = ""  # names the server to its peers
+
+
 class App:
     """The ASGI application of one worker."""
 
@@ -122,17 +132,17 @@ class App:
         authenticator: Authenticator,
         limits: Limits,
         audit: Audit | None = None,
-        picture_max_age: float = MAX_AGE,
-        peers: Sequence[Peer] = (),
-        instance: str = "",
+        look: Look | None = None,
     ) -> None:
         self.service, self.authenticator, self.limits, self.audit = service, authenticator, limits, audit
         self.feed = feed.Feed()
         self.feed.note = self._note
         self.history = History(service.runtime.wall)
-        self.peers = Peers(self.history, peers, instance)
-        self.pictures = Pictures(service, picture_max_age)
+        look = look or Look()
+        self.peers = Peers(self.history, look.peers, look.instance)
+        self.pictures = Pictures(service, look.picture_max_age)
         self.pictures.on_taken = self.history.observe
+        service.on_breaker = self._on_breaker
         self.metrics = metrics.ServerMetrics(self)
         if audit is not None:
             self.metrics.sources.append(audit.file)
@@ -256,6 +266,10 @@ class App:
             self.pictures.touch(event.namespace)
         self.history(event, trace)
 
+    def _on_breaker(self, opened: bool) -> None:
+        kind: EventKind = "breaker_opened" if opened else "breaker_closed"
+        self.feed(Event(kind, self.service.config.scheme, "", "", self.service.runtime.wall()))
+
     def report_grant(self, request: Request, claim: Claim, grant: Grant, began: float, queued: bool) -> None:
         seconds = self.service.runtime.now() - began
         fields = {"token": grant.token, "ttl": grant.ttl, "slot": grant.slot}
@@ -273,6 +287,13 @@ class App:
             self.report("lost", request, claim, token=claim.token, reason=reply.reason)
         else:
             self.report("renew_failed", request, claim, token=claim.token, error=type(reply).__name__)
+
+    def report_release(self, request: Request, claim: Claim, released: bool | None) -> None:
+        """A lease that was over before its release was lost, if it was acquired here and its ttl is over."""
+        if released:
+            self.report("released", request, claim)
+        elif released is False and (token := self.history.expired_token(claim)) is not None:
+            self.report("lost", request, claim, token=token, reason="expired")
 
     def report_break(self, request: Request, namespace: str, name: str, token: int, reason: str) -> None:
         engine, now = self.service.config.scheme, self.service.runtime.wall()

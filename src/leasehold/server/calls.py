@@ -135,8 +135,8 @@ def _release(app: App, request: Request, call: Call, deadline: float) -> Answer:
             released = await app.service.release(claim, deadline)
         if since is not None:
             app.report("busy", request, claim, queued=True, seconds=app.service.runtime.now() - since)
-        elif released:
-            app.report("released", request, claim)
+        else:
+            app.report_release(request, claim, released)
         return {"value": released}
 
     return run()

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from leasehold.core import timing
 from leasehold.core.deadlocks import Deadlock, seen_in_both
 from leasehold.events import Event
-from leasehold.model import Holding
+from leasehold.model import Claim, Holding
 from leasehold.server import incidents, merging
 from leasehold.server.past import AtRisk, Incident, Owner, PastGrant, PastWait, Refusal, Renewal, Stats
 from leasehold.server.picture import Picture, Snapshot
@@ -31,6 +31,8 @@ MAX_RENEWALS: Final = 40  # per grant
 MAX_MARKS: Final = 20  # per grant: times at risk, refusals
 MAX_INCIDENTS: Final = 500
 MAX_HOLDERS: Final = 2000  # whose losses are counted
+
+_SAME_OUTAGE: Final = 10.0  # seconds
 
 Key: TypeAlias = tuple[str, str]  # namespace and name
 
@@ -67,7 +69,7 @@ class History:
         self._ttls: OrderedDict[str, float] = OrderedDict()  # the longest life of a grant seen, by fingerprint
         self._deadlocks: dict[str, list[Deadlock]] = {}  # of the picture before, by namespace
         self._shown_deadlocks: dict[str, dict[frozenset[str], Incident]] = {}
-        self._engine_down: Incident | None = None
+        self._outages: dict[str, Incident] = {}  # the last of each kind
         self.hour = Hour()
 
     def __call__(self, event: Event, trace: str = "") -> None:
@@ -134,6 +136,14 @@ class History:
 
     def losses(self, holder: str) -> int:
         return self._losses.get(holder, 0)
+
+    def expired_token(self, claim: Claim) -> int | None:
+        """The token of the claim's grant, if that is known here, has not ended, and was not renewed in time."""
+        past = self._names.get((claim.namespace, claim.name))
+        grant = None if past is None else past.find(claim.fingerprint, None)
+        if grant is None or grant.end not in (None, "unseen") or self._clock() < grant.expires_at:
+            return None
+        return grant.token
 
     # ------------------------------------------------------------------- events
 
@@ -248,11 +258,24 @@ class History:
         self._incidents.append(incidents.refused(event, grant, past.highest_token))
 
     def _on_breaker(self, event: Event) -> None:
-        if event.kind == "breaker_opened":
-            self._engine_down = incidents.engine_down(event)
-            self._incidents.append(self._engine_down)
-        elif self._engine_down is not None:
-            self._engine_down.ended_at, self._engine_down = event.at, None
+        """One incident, although each worker has a breaker: what follows soon is the same outage."""
+        self._note_outage("engine_down", event.kind == "breaker_opened", event.at)
+
+    def note_leader(self, has_leader: bool | None, at: float) -> None:
+        """What the last probe of the engine's health found; None: it has none, or it is not known."""
+        if has_leader is not None:
+            self._note_outage("no_leader", not has_leader, at)
+
+    def _note_outage(self, kind: Literal["engine_down", "no_leader"], down: bool, at: float) -> None:
+        known = self._outages.get(kind)
+        if not down:
+            if known is not None and known.ended_at is None:
+                known.ended_at = at
+        elif known is None or (known.ended_at is not None and at > known.ended_at + _SAME_OUTAGE):
+            self._outages[kind] = incidents.outage(kind, at)
+            self._incidents.append(self._outages[kind])
+        else:
+            known.ended_at = None
 
     # ----------------------------------------------------------------- pictures
 

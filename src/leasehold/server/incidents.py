@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from leasehold.core.deadlocks import Deadlock
 from leasehold.events import Event
@@ -79,18 +79,24 @@ def broken(event: Event, grant: PastGrant | None, highest_token: int) -> Inciden
     )
 
 
-def engine_down(event: Event) -> Incident:
-    return Incident(
-        at=event.at,
-        kind="engine_down",
-        namespace="",
-        name="",
-        meaning="The engine did not answer 5 calls in a row. New acquires are refused at once; renewals are still "
-        "sent, and holders keep their leases until their ttl is over.",
-        advice="Run `leasehold doctor` with the engine's URL, and look at the engine's own log. If it stays down for "
-        "longer than the ttl, holders lose their leases and stop.",
-        reason=event.reason,
-    )
+_OUTAGES: Final[dict[Literal["engine_down", "no_leader"], tuple[str, str]]] = {
+    "engine_down": (
+        "The engine did not answer 5 calls in a row. New acquires are refused at once; renewals are still sent, and "
+        "holders keep their leases until their ttl is over.",
+        "Run `leasehold doctor` with the engine's URL, and look at the engine's own log. If it stays down for longer "
+        "than the ttl, holders lose their leases and stop.",
+    ),
+    "no_leader": (
+        "The engine has no leader, so it grants and renews nothing. Holders keep their leases until their ttl is over.",
+        "Look at the engine's members: a majority must run and reach each other. A ttl well above the time that an "
+        "election takes keeps holders from losing their leases.",
+    ),
+}
+
+
+def outage(kind: Literal["engine_down", "no_leader"], at: float) -> Incident:
+    meaning, advice = _OUTAGES[kind]
+    return Incident(at=at, kind=kind, namespace="", name="", meaning=meaning, advice=advice)
 
 
 def deadlock(snapshot: Snapshot, found: Deadlock) -> Incident:

@@ -119,6 +119,9 @@ def _operation(path: str, method: str, route: Route) -> dict[str, Any]:
     if path in ("/v1/calls", "/v1/stream"):
         client = ("Leasehold-Client", {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}, "The client's id.")
         parameters.append((*client, "header"))
+    if path == "/v1/break":
+        match = ("If-Match", {"type": "string"}, "The token in quotation marks: 412 instead of 200 if none has it.")
+        parameters.append((*match, "header"))
     made["parameters"] = [
         {"name": name, "in": where, "description": text, "schema": schema, "required": False}
         for name, schema, text, where in parameters

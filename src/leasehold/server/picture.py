@@ -142,9 +142,10 @@ class _Entry:
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
+        self.changes = 0  # made by clients of this server
+        self.shown_changes = -1  # of these, those made before the engine was asked
         self.taken_at = float("-inf")  # by the runtime's clock, before the engine was asked
         self.asked_at = float("-inf")  # the same of the latest inspect, answered or not
-        self.touched_at = float("-inf")
         self.taking: asyncio.Task[None] | None = None
 
 
@@ -164,22 +165,20 @@ class Pictures:
         `fresh`: a new one, which shows everything before the call. `outdated`: also one that does not show what clients
         of this server did since: it is there at once. Raises Unavailable if the engine did not answer for 10 s.
         """
-        entry, now = self._entry(namespace), self._service.runtime.now()
-        needed = now if fresh else now - self._max_age
-        if not outdated:
-            needed = max(needed, entry.touched_at)
-        if entry.snapshot is not None and entry.taken_at >= needed and not fresh:
-            return self._shown(entry, "hit")
+        entry, oldest = self._entry(namespace), self._service.runtime.now() - self._max_age
+        entry.changes += fresh  # as if a client had changed something just now
+        changes = 0 if outdated else entry.changes
+        result: Result = "hit"
         failure: LeaseholdError | None = None
-        while entry.taken_at < needed and failure is None:
-            failure = await self._take(namespace, entry)
-        return self._shown(entry, "miss", failure)
+        while (entry.shown_changes < changes or entry.taken_at < oldest) and failure is None:
+            result, failure = "miss", await self._take(namespace, entry)
+        return self._shown(entry, result, failure)
 
     def touch(self, namespace: str) -> None:
         """A client of this server changed something in this namespace: the picture is outdated."""
         self._note_use(namespace)
         if (entry := self._entries.get(namespace)) is not None:
-            entry.touched_at = self._service.runtime.now()
+            entry.changes += 1
 
     def namespaces(self) -> list[str]:
         """Those in use, as far as this server knows: with a change through it, or with a claim in a picture."""
@@ -213,10 +212,10 @@ class Pictures:
         runtime = self._service.runtime
         try:
             await runtime.sleep(max(0.0, entry.asked_at + MIN_INTERVAL - runtime.now()))
-            asked_at, as_of = runtime.now(), runtime.wall()
+            asked_at, as_of, changes = runtime.now(), runtime.wall(), entry.changes
             entry.asked_at = asked_at
             found = await self._service.inspect(namespace, "", False, asked_at + self._service.call_timeout)
-            entry.snapshot, entry.taken_at = Snapshot(namespace, as_of, found), asked_at
+            entry.snapshot, entry.taken_at, entry.shown_changes = Snapshot(namespace, as_of, found), asked_at, changes
         finally:
             entry.taking = None
         if found:
@@ -228,9 +227,10 @@ class Pictures:
 
     def _shown(self, entry: _Entry, result: Result, failure: LeaseholdError | None = None) -> Picture:
         age = self._age(entry)
-        if entry.snapshot is None or (failure is not None and age > SHOWN_STALE):
+        if failure is not None and age > SHOWN_STALE:
             self.results["miss"] += 1
-            raise failure or Unavailable("the engine has not answered yet")
+            raise failure
+        assert entry.snapshot is not None  # noqa: S101  # for the type checker: without one the age is infinite
         self.results["stale" if failure else result] += 1
         return Picture(entry.snapshot, age, failure is not None)
 

@@ -26,6 +26,7 @@ KINDS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
     "forbidden": ((403,), "The API key does not permit this"),
     "not-found": ((404,), "There is no such path"),
     "method-not-allowed": ((405,), "The path has other methods"),
+    "moved-on": ((412,), "The lease that was to be broken is over"),
     "slow": ((408,), "The request did not arrive in time"),
     "too-large": ((413, 431), "The request is too large"),
     "too-many": ((429,), "A limit of this API key is reached"),
@@ -95,6 +96,11 @@ def busy(name: str, reply: Busy, waited: float, detail: str = "") -> Problem:
 def lost(name: str, reply: Gone) -> Problem:
     detail = f"the lease of {name} is over ({reply.reason}): stop the work that it protects"
     return Problem("lost", 410, detail, name=name, reason=reply.reason)
+
+
+def moved_on(name: str, token: int) -> Problem:
+    detail = f"no grant of {name} has token {token} any more, so nothing was broken: list the lock again"
+    return Problem("moved-on", 412, detail, name=name, token=token)
 
 
 def problem_for(error: BaseException) -> Problem:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import resource
+import secrets
 import signal
 import socket
 import stat
@@ -26,10 +27,11 @@ import uvloop
 from leasehold import files
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError
-from leasehold.server.app import App
+from leasehold.server.app import App, Look
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
 from leasehold.server.limits import Limits
+from leasehold.server.peers import Peer
 from leasehold.server.protocol import Rules, protocol_for
 from leasehold.server.service import Service
 from leasehold.server.settings import Settings, split_address
@@ -103,9 +105,12 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             for address, sock in zip(settings.listen, sockets, strict=True):
                 say(f"listening on {shown_address(address, sock, settings.tls is not None)}")
 
+        instance = secrets.token_hex(8)  # the same for all workers
+
         def run(worker: Worker | None = None) -> None:
+            started = on_started if worker is None else worker.on_started
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(settings, sockets, on_started if worker is None else worker.on_started, worker))
+                runner.run(_serve(settings, sockets, started, worker, instance))
 
         if settings.workers == 1:
             run()
@@ -147,11 +152,20 @@ def check(settings: Settings) -> None:
     Authenticator.open(settings)
     if settings.tls is not None:
         Certificates(settings.tls)
+    _peers(settings)
     Service(EngineConfig.parse(settings.engine, settings.call_timeout))
 
 
+def _peers(settings: Settings) -> list[Peer]:
+    return [peer for url in settings.peers for peer in Peer.parse(url)]
+
+
 async def _serve(
-    settings: Settings, sockets: list[socket.socket], on_started: Callable[[], None], worker: Worker | None
+    settings: Settings,
+    sockets: list[socket.socket],
+    on_started: Callable[[], None],
+    worker: Worker | None,
+    instance: str,
 ) -> None:
     authenticator = Authenticator.open(settings)
     certificates = None if settings.tls is None else Certificates(settings.tls)
@@ -166,12 +180,15 @@ async def _serve(
         while True:
             await asyncio.sleep(_REFRESH_INTERVAL)
             refresh()
+            if (found := health.health) is not None:
+                app.history.note_leader(found.has_leader, service.runtime.wall())
 
     with contextlib.ExitStack() as stack:
         audit = None
         if settings.audit_file is not None:
             audit = Audit(stack.enter_context(AuditFile(settings.audit_file)), settings.audit_required)
-        app = App(service, authenticator, Limits(settings.limits), audit)
+        look = Look(settings.picture_max_age, _peers(settings), instance)
+        app = App(service, authenticator, Limits(settings.limits), audit, look)
         config = _uvicorn_config(app, settings)
         config.load()
         if certificates is not None:

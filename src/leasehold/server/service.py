@@ -76,6 +76,7 @@ class Service:
         self._waiting: dict[str, asyncio.Task[Any]] = {}  # inside the engine's `wait`, by id hash
         self._attempts: dict[str, Attempts] = {}  # under way, by id hash
         self.measure: Callable[[str, str, float], None] = lambda _call, _outcome, _seconds: None
+        self.on_breaker: Callable[[bool], None] = lambda _opened: None
         self._ping: asyncio.Task[None] | None = None
         self._pinged_at = -timing.NEVER
 
@@ -356,6 +357,7 @@ class Service:
     def _on_answer(self) -> None:
         if self.breaker.on_answer():
             _log.warning("the engine answers again: the circuit breaker is closed")
+            self.on_breaker(False)
 
     def _on_silence(self, error: object, began: float, deadline: float) -> None:
         """Count it, unless the call ended at a deadline that says little about the engine."""
@@ -370,6 +372,7 @@ class Service:
                 PROBE_INTERVAL,
                 error,
             )
+            self.on_breaker(True)
 
     # --------------------------------------------------------------- wake-ups
 

@@ -67,6 +67,8 @@ class Settings:
     audit_file: Path | None = None
     audit_required: bool = False
     log: Log = "json"
+    picture_max_age: float = 1.0
+    peers: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         scheme = EngineConfig.parse(self.engine, self.call_timeout).scheme
@@ -307,6 +309,15 @@ def _listen(value: object) -> tuple[str, ...]:
     return found
 
 
+def _peers(value: object) -> tuple[str, ...]:
+    found = value.split() if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(
+        isinstance(url, str) and url.startswith(("http://", "https://")) for url in found
+    ):
+        raise ConfigError("a list of http:// or https:// URLs, written as for clients of those servers")
+    return tuple(found)
+
+
 def _log(value: object) -> Log:
     if value == "json" or value == "text":
         return value
@@ -350,6 +361,14 @@ SETTINGS: Final = (
     Setting("limits.wait", _seconds(3600), "Longest wait of one request; a longer one is shortened.", "SECS"),
     Setting("audit.file", _path, "File of the audit log, JSON lines.", "FILE"),
     Setting("audit.required", _yes_no, "Refuse attempts if the audit log cannot be written.", ""),
+    Setting(
+        "peers",
+        _peers,
+        "URL of another server of the same engine, whose history is shown too. The URL may name a file with its API "
+        "key: ?api_key_file=FILE.",
+        "URL",
+    ),
+    Setting("picture_max_age", _seconds(60), "How old lists of locks may be, which many readers share.", "SECS"),
 )
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
