@@ -75,6 +75,7 @@ class Event(NamedTuple):
     actor: str | None = None  # who broke the lock
     why: str | None = None  # and the reason that was given
     group: str | None = None  # for metrics, if the lock was built with one
+    position: int | None = None  # how many waiters were ahead when the acquire joined the queue
 
 
 Hook: TypeAlias = Callable[[Event], None]

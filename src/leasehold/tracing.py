@@ -7,6 +7,7 @@ lines show its trace id. `leasehold run` takes it from and gives it to its envir
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Final
 
@@ -18,7 +19,8 @@ current: ContextVar[str | None] = ContextVar("leasehold_traceparent", default=No
 
 _FORMAT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?")
 
-_of_leases: dict[str, str] = {}  # fingerprint -> trace id
+_MAX_LEASES: Final = 100_000
+_of_leases: dict[str, str] = {}  # fingerprint -> trace id; the oldest are dropped
 
 
 def trace_id(traceparent: str | None) -> str | None:
@@ -29,9 +31,19 @@ def trace_id(traceparent: str | None) -> str | None:
     return found[1]
 
 
+def current_parent() -> str | None:
+    """The `traceparent` of the running call, if it is well formed, and so safe in a header."""
+    found = current.get()
+    return found if trace_id(found) is not None else None
+
+
 def remember(fingerprint: str, trace: str) -> None:
-    """A lease belongs to this trace. For log lines of the watchdog, which runs in no trace."""
+    """A lease belongs to this trace. For what happens to it later, outside of the trace: log lines of the watchdog, and
+    audit records and the dashboard of a server."""
     _of_leases[fingerprint] = trace
+    if len(_of_leases) > _MAX_LEASES:
+        with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+            del _of_leases[next(iter(_of_leases))]
 
 
 def forget(fingerprint: str) -> None:

@@ -93,6 +93,8 @@ VALUES = {
     "log": "text",
     "no_auth": "true",
     "audit.required": "yes",
+    "otel": "true",
+    "trace_url": "https://tempo/trace/{trace}",
     "limits.wait": "30s",
     "call_timeout": "2.5",
     "picture_max_age": "2s",

@@ -42,6 +42,7 @@ class AcquireRequest(Generic[L]):
     waiting_deadlocks: bool  # the same thread or task already holds the name: granted at once or never
     get_engine: Callable[[], Engine]  # raises to end the wait, as when the client is closed
     waited: bool = False  # the claim had to wait in the queue
+    position: int | None = None  # when it joined the queue
     answered: bool = False  # the engine answered at least once
     reports: int = 0  # lines logged while it waits
 
@@ -172,7 +173,8 @@ async def acquire(request: AcquireRequest[L]) -> L:
                     claim.name, waited=now() - request.began if wait else 0.0, **_for_display(reply)._asdict()
                 )
             if claim.queue:
-                request.waited = True
+                if not request.waited:
+                    request.waited, request.position = True, reply.position
                 # The claim stays queued meanwhile (E7).
                 try:
                     request.report_waiting(now(), reply)

@@ -200,6 +200,7 @@ class ClientCore:
         seen: int | None = None,
         actor: str | None = None,
         why: str | None = None,
+        position: int | None = None,
         on_callback_thread: bool = False,
     ) -> None:
         """Log an event, and pass it to the client's hook. `on_callback_thread`: not on this thread, which may be the
@@ -236,6 +237,7 @@ class ClientCore:
                 actor,
                 why,
                 group,
+                position,
             ),
         )
         if on_callback_thread:
@@ -249,13 +251,16 @@ class ClientCore:
         if hook is not None:
             call_hook(hook, event)
 
-    def report_not_acquired(self, claim: Claim, began: float, queued: bool, error: BaseException) -> None:
+    def report_not_acquired(
+        self, claim: Claim, began: float, queued: bool, position: int | None, error: BaseException
+    ) -> None:
+        about: dict[str, Any] = {"since": began, "queued": queued, "position": position}
         if isinstance(error, NotAcquired):
-            self.emit("busy", claim, token=error.token, since=began, reason=error.holder, queued=queued)
+            self.emit("busy", claim, token=error.token, reason=error.holder, **about)
             return
         # Engines have subclasses of `Unavailable`, which are their own affair.
         name = "Unavailable" if isinstance(error, Unavailable) else type(error).__name__
-        self.emit("failed", claim, since=began, reason=f"{type(error).__name__}: {error}", queued=queued, error=name)
+        self.emit("failed", claim, reason=f"{type(error).__name__}: {error}", error=name, **about)
 
     def _report_released_soon(self, claim: Claim, token: int) -> None:
         self.emit("released", claim, token=token, on_callback_thread=True)

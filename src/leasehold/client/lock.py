@@ -185,7 +185,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
             raise
         else:
             if reports:
-                self._report_granted(lease, began, request.waited)
+                self._report_granted(lease, request)
             return lease
         finally:
             core.in_flight.discard(id_hash)
@@ -197,16 +197,17 @@ class BaseLock(LeaseAttributes, Generic[L]):
             lease = request.register_unguaranteed()
             self._core.emit("unguaranteed", lease._claim, since=request.began, reason=str(error))
             return lease
-        self._core.report_not_acquired(request.claim, request.began, request.waited, error)
+        self._core.report_not_acquired(request.claim, request.began, request.waited, request.position, error)
         return None
 
-    def _report_granted(self, lease: L, began: float, waited: bool) -> None:
+    def _report_granted(self, lease: L, request: AcquireRequest[L]) -> None:
         emit, claim, validity = self._core.emit, lease._claim, lease._validity
+        began, waited, position = request.began, request.waited, request.position
         if waited:
-            emit("waited", claim, token=lease.token, since=began, queued=True, slot=lease.slot)
+            emit("waited", claim, lease.token, began, lease.slot, True, position=position)
         now = self._core.runtime.now()
         left = validity.valid_until - now if lease._max_hold_at == NEVER else validity.left(now)
-        emit("granted", claim, lease._token, began, lease.slot, waited, validity.ttl, left)
+        emit("granted", claim, lease._token, began, lease.slot, waited, validity.ttl, left, position=position)
 
     def _may_reenter(self, held_lock: HeldLock) -> bool:
         """Whether a reentrant lock gets the lease that its thread or task already has. In blocking mode all tasks of a

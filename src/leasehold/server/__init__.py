@@ -17,6 +17,7 @@ limits.py      how much is admitted at once, and what is refused first
 tls.py         certificates               watched.py files that are read again when they change
 protocol.py    uvicorn's HTTP protocol, with limits
 audit.py       who was granted, released, broke or was refused what
+spans.py       the trace of each request, and its spans for OpenTelemetry
 feed.py        what happens through this server, for callers that watch it
 metrics.py     the metrics of the server itself               openapi.py   the OpenAPI document, made from the routes
 workers.py     several processes of one host, and the wake-ups between them

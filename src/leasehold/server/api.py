@@ -66,7 +66,9 @@ async def acquire(app: App, request: Request) -> Response:
     hang_up.add_done_callback(lambda done: None if done.cancelled() else poll.end("hung up"))
     latest = request.arrived + request.within if request.has_within else NEVER
     try:
-        reply, waited = await service.acquire(poll, wait, latest)
+        with app.spans.acquire(claim) as answered:
+            reply, waited = await service.acquire(poll, wait, latest)
+            answered(reply)
     except LeaseholdError as error:
         app.report_failure(request, claim, error)
         raise

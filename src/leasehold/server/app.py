@@ -29,6 +29,7 @@ from leasehold.server.picture import MAX_AGE, Pictures
 from leasehold.server.problems import Draining, Forbidden, Problem, TooMany, invalid
 from leasehold.server.routes import Slot, Stream
 from leasehold.server.service import Service
+from leasehold.server.spans import Spans
 
 Handler: TypeAlias = Callable[["App", Request], Awaitable[Response | EventStream]]
 Scope: TypeAlias = dict[str, Any]
@@ -42,7 +43,6 @@ _WRONG_KEY_DELAY: Final = 0.1  # seconds before the answer: a connection guesses
 _CHANGES: Final = frozenset({"granted", "released", "lost", "broken"})  # what a picture shows
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
-_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Route(NamedTuple):
@@ -133,8 +133,10 @@ class App:
         limits: Limits,
         audit: Audit | None = None,
         look: Look | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.service, self.authenticator, self.limits, self.audit = service, authenticator, limits, audit
+        self.spans = service.spans = spans or Spans()
         self.feed = feed.Feed()
         self.feed.note = self._note
         self.history = History(service.runtime.wall)
@@ -155,13 +157,12 @@ class App:
     async def answer(self, request: Request) -> Response | EventStream:
         """Raises no error: each becomes a problem document."""
         self._read_ids(request)
-        trace = tracing.current.set(request.trace or None)  # for log lines, and servers behind this one
-        try:
-            answer = await self._dispatch(request)
-        except Exception as error:
-            answer = problem_response(self.explain(request, error))
-        finally:
-            tracing.current.reset(trace)
+        with self.spans.request(request, request.path if request.path in ROUTES else "other") as answered:
+            try:
+                answer = await self._dispatch(request)
+            except Exception as error:
+                answer = problem_response(self.explain(request, error))
+            answered(answer.status if isinstance(answer, Response) else 200)
         self._measure(request, answer)
         echoed = [(b"x-request-id", request.request_id.encode())]
         if request.trace:
@@ -225,7 +226,8 @@ class App:
         given, trace = request.header(b"x-request-id"), request.header(b"traceparent")
         known = _REQUEST_ID.fullmatch(given)
         request.request_id = given.decode() if known else self.service.runtime.random_bytes(8).hex()
-        request.trace = trace.decode() if _TRACEPARENT.fullmatch(trace) else ""
+        traceparent = trace.decode("latin-1")
+        request.trace = traceparent if tracing.trace_id(traceparent) else ""
 
     def _measure(self, request: Request, answer: Response | EventStream) -> None:
         path = request.path if request.path in ROUTES else "other"
@@ -252,10 +254,15 @@ class App:
             purpose=claim.holder.purpose or None,
             **fields,
         )
+        trace = tracing.find(None) if kind == "granted" else None
+        if trace is not None:  # for what happens to the lease later
+            tracing.remember(claim.fingerprint, trace)
         self._pass_on(event, request)
+        if kind in ("released", "lost"):
+            tracing.forget(claim.fingerprint)
 
     def _pass_on(self, event: Event, request: Request) -> None:
-        self.feed(event, tracing.trace_id(request.trace) or "")
+        self.feed(event, tracing.find(event.fingerprint) or "")
         self.metrics.locks.count(event)
         if self.audit is not None:
             self.audit.note(event, request)

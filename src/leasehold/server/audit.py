@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from leasehold import tracing
 from leasehold.errors import ConfigError
 from leasehold.events import Event
 from leasehold.server.messages import Request
@@ -39,7 +40,7 @@ class Audit:
             "host": None,
             "pid": None,
         }  # not this process: the caller's are unknown
-        fields |= {"request": request.request_id, "trace": request.trace or None}
+        fields["request"] = request.request_id
         self.file.write(action, **fields)
         self._flush_soon()
 
@@ -52,7 +53,7 @@ class Audit:
             why=str(problem),
             result=request.path,
             request=request.request_id,
-            trace=request.trace or None,
+            trace=tracing.find(None),
         )
         self._flush_soon()
 

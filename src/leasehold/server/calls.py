@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from leasehold import tracing
 from leasehold.config import check_seconds
 from leasehold.core.names import check_name, check_namespace, check_prefix
 from leasehold.core.timing import HEARTBEAT_INTERVAL
@@ -54,7 +55,8 @@ async def _answer(app: App, request: Request, call: object) -> wire.Json:
             if (within := call.get("within")) is not None:
                 deadline = min(deadline, request.arrived + check_seconds("within", within))
             answer = _VERBS[do](app, request, call, deadline)
-        return await answer
+        with app.spans.call(request, do, call.get(tracing.HEADER)):
+            return await answer
     except Exception as error:
         return {"problem": problem_member(app.explain(request, error))}
 

@@ -27,6 +27,7 @@ import uvloop
 from leasehold import files
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError
+from leasehold.server import spans
 from leasehold.server.app import App, Look
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
@@ -154,6 +155,9 @@ def check(settings: Settings) -> None:
         Certificates(settings.tls)
     _peers(settings)
     Service(EngineConfig.parse(settings.engine, settings.call_timeout))
+    if settings.otel:
+        with spans.from_environment(os.environ, ""):
+            pass
 
 
 def _peers(settings: Settings) -> list[Peer]:
@@ -188,7 +192,10 @@ async def _serve(
         if settings.audit_file is not None:
             audit = Audit(stack.enter_context(AuditFile(settings.audit_file)), settings.audit_required)
         look = Look(settings.picture_max_age, _peers(settings), instance)
-        app = App(service, authenticator, Limits(settings.limits), audit, look)
+        traced = None
+        if settings.otel:
+            traced = stack.enter_context(spans.from_environment(os.environ, service.config.scheme))
+        app = App(service, authenticator, Limits(settings.limits), audit, look, traced)
         config = _uvicorn_config(app, settings)
         config.load()
         if certificates is not None:

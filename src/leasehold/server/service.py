@@ -36,6 +36,7 @@ from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holdin
 from leasehold.runtime.loop import Loop
 from leasehold.server.problems import Draining, invalid
 from leasehold.server.routes import Attempts, ClientKey, Held, LongPoll, Registry, Relay, Route, Slot, Stream
+from leasehold.server.spans import Spans
 
 T = TypeVar("T")
 N = TypeVar("N", Attempts, LongPoll, Route, Held)
@@ -77,6 +78,7 @@ class Service:
         self._attempts: dict[str, Attempts] = {}  # under way, by id hash
         self.measure: Callable[[str, str, float], None] = lambda _call, _outcome, _seconds: None
         self.on_breaker: Callable[[bool], None] = lambda _opened: None
+        self.spans = Spans()
         self._ping: asyncio.Task[None] | None = None
         self._pinged_at = -timing.NEVER
 
@@ -306,7 +308,9 @@ class Service:
         What follows from the reply happens in that task as well, before a release may pass."""
 
         async def attempt() -> Grant | Busy:
-            reply = await self._counted("attempt", partial(self.engine.attempt, claim), deadline)
+            with self.spans.engine("attempt", claim) as answered:
+                reply = await self._counted("attempt", partial(self.engine.attempt, claim), deadline)
+                answered(reply)
             if on_reply is not None:
                 on_reply(reply)
             return reply
@@ -491,7 +495,8 @@ class Service:
         assert own is not None  # noqa: S101  # for the type checker
         waiting[claim.id_hash] = own
         try:
-            await self.engine.wait(claim, busy, seconds)
+            with self.spans.engine("wait", claim):
+                await self.engine.wait(claim, busy, seconds)
         finally:
             del waiting[claim.id_hash]
 

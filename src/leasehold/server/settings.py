@@ -69,6 +69,8 @@ class Settings:
     log: Log = "json"
     picture_max_age: float = 1.0
     peers: tuple[str, ...] = field(default=(), repr=False)
+    otel: bool = False
+    trace_url: str | None = None
 
     def __post_init__(self) -> None:
         scheme = EngineConfig.parse(self.engine, self.call_timeout).scheme
@@ -324,11 +326,21 @@ def _log(value: object) -> Log:
     raise ConfigError(f"json or text, not {_shorten(value)}")
 
 
+def _trace_url(value: object) -> str:
+    if not isinstance(value, str) or not _TRACE_URL.fullmatch(value) or value.count("{trace}") != 1:
+        raise ConfigError(
+            f"an http:// or https:// address with {{trace}} in it, such as https://tempo/trace/{{trace}}, "
+            f"not {_shorten(value)}"
+        )
+    return value
+
+
 def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
+_TRACE_URL: Final = re.compile(r"https?://[!-~]+")
 _COUNT: Final = _whole(1, _MOST)
 _COUNT_OR_NONE: Final = _whole(0, _MOST)
 
@@ -369,6 +381,8 @@ SETTINGS: Final = (
         "URL",
     ),
     Setting("picture_max_age", _seconds(60), "How old lists of locks may be, which many readers share.", "SECS"),
+    Setting("otel", _yes_no, "Export spans with OpenTelemetry, as its variables OTEL_* say.", ""),
+    Setting("trace_url", _trace_url, "Address of a trace, for links in the dashboard; {trace} is its id.", "URL"),
 )
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_KEY: Final = {setting.key: setting for setting in SETTINGS}

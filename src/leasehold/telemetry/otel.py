@@ -8,6 +8,8 @@ acquire its span is the current one, so the spans of instrumented drivers are it
 
 An acquire begins and ends in one thread or task, so its span is found by the context, or by the claim's fingerprint.
 The watchdog's events come on another thread, so what happens to a lease is found by its fingerprint alone.
+
+`RequestSpans` makes the spans of a lock server.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar, Token
 from importlib.metadata import entry_points
 from typing import Any, Final, NamedTuple
 
 from leasehold import __version__, tracing
-from leasehold.errors import ConfigError
+from leasehold.errors import ConfigError, LeaseholdError
 from leasehold.events import Event
+from leasehold.model import Busy, Claim, Grant
 from leasehold.telemetry.groups import group_of
 from leasehold.telemetry.metrics import (
     ACQUIRE_BUCKETS,
@@ -174,6 +177,7 @@ class Hook:
         span.set_attribute("leasehold.outcome", outcome_of(event))
         if event.queued is not None:
             span.set_attribute("leasehold.queued", event.queued)
+        span.set_attributes(_known({"leasehold.position": event.position}))
         if event.queued and event.seconds is not None:
             span.set_attribute("leasehold.wait_seconds", event.seconds)
         if event.kind == "failed":
@@ -227,23 +231,6 @@ class Hook:
             return {}
         return {name.upper(): value for name, value in _carrier(trace.set_span_in_context(span)).items()}
 
-    # ------------------------------------------------------------- requests
-
-    @contextmanager
-    def request(
-        self, name: str, headers: Mapping[str, str], attributes: Mapping[str, str | int] | None = None
-    ) -> Iterator[Span]:
-        """A span for a request that a server answers: the child of the span that its headers `traceparent` and
-        `tracestate` name, if they are well formed. `name` is a route's template, such as `POST /v1/locks/{name}`."""
-        context = _PROPAGATOR.extract(headers, Context())
-        with self._tracer.start_as_current_span(name, context, SpanKind.SERVER, attributes) as span:
-            token = tracing.current.set(_carrier(contexts.get_current()).get(tracing.HEADER))
-            try:
-                yield span
-            finally:
-                with suppress(ValueError):  # the handler was closed in another context
-                    tracing.current.reset(token)
-
     # -------------------------------------------------------------- metrics
 
     def _make_instruments(self, meter: Meter) -> None:
@@ -296,6 +283,75 @@ class Hook:
         )
 
 
+class RequestSpans:
+    """The spans of a lock server over `engine`."""
+
+    def __init__(self, engine: str, tracer_provider: TracerProvider | None = None) -> None:
+        self._engine = engine
+        self._tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider)
+
+    @contextmanager
+    def request(
+        self, name: str, headers: Mapping[str, str], attributes: Mapping[str, str]
+    ) -> Iterator[Callable[[int], None]]:
+        """A span for a request: the child of the span that its headers `traceparent` and `tracestate` name, if they are
+        well formed. `name` has a route's template, no lock's name. Call what this yields with the answer's status."""
+        context = _PROPAGATOR.extract(headers, Context())
+        with self._tracer.start_as_current_span(name, context, SpanKind.SERVER, attributes) as span:
+
+            def answered(status: int) -> None:
+                span.set_attribute("http.response.status_code", status)
+                if status >= 500:
+                    span.set_status(Status(StatusCode.ERROR))
+
+            token = tracing.current.set(_carrier(contexts.get_current()).get(tracing.HEADER))
+            try:
+                yield answered
+            finally:
+                with suppress(ValueError):  # the handler was closed in another context
+                    tracing.current.reset(token)
+
+    def acquire(self, claim: Claim) -> AbstractContextManager[Callable[[Grant | Busy], None]]:
+        return self._span("leasehold.acquire", SpanKind.INTERNAL, claim)
+
+    def engine(self, verb: str, claim: Claim) -> AbstractContextManager[Callable[[Grant | Busy], None]]:
+        return self._span(f"leasehold.engine.{verb}", SpanKind.CLIENT, claim)
+
+    @contextmanager
+    def _span(self, name: str, kind: SpanKind, claim: Claim) -> Iterator[Callable[[Grant | Busy], None]]:
+        """Only within a request that has a span: waiters of untraced clients cause no traces."""
+        if not trace.get_current_span().get_span_context().is_valid:
+            yield lambda _reply: None
+            return
+        attributes = _known(
+            {
+                "leasehold.lock.name": claim.name,
+                "leasehold.namespace": claim.namespace,
+                "leasehold.engine": self._engine,
+                "leasehold.mode": claim.mode,
+                "leasehold.fingerprint": claim.fingerprint,
+                "leasehold.holder": claim.holder.label,
+            }
+        )
+        with self._tracer.start_as_current_span(
+            name, kind=kind, attributes=attributes, record_exception=False, set_status_on_exception=False
+        ) as span:
+
+            def answered(reply: Grant | Busy) -> None:
+                if isinstance(reply, Grant):
+                    span.set_attributes({"leasehold.outcome": "granted", "leasehold.token": reply.token})
+                else:
+                    span.set_attribute("leasehold.outcome", "busy")
+                    span.set_attributes(_known({"leasehold.position": reply.position}))
+
+            try:
+                yield answered
+            except LeaseholdError as error:  # its text may have the engine's address: only its class is shown
+                span.set_attribute("error.type", type(error).__name__)
+                span.set_status(Status(StatusCode.ERROR))
+                raise
+
+
 def _event_attributes(event: Event) -> dict[str, Any]:
     return _known(
         {
@@ -336,21 +392,33 @@ def export_from_environment(environ: Mapping[str, str], group: Callable[[str], s
     """A hook for one command, whose spans are exported as the variables `OTEL_*` say, and are children of the span in
     `TRACEPARENT`. At the end it waits up to 2 seconds for the export. If the program was started by
     `opentelemetry-instrument`, that has set up the export already."""
-    provider, stop = _tracer_provider(environ.get("OTEL_TRACES_EXPORTER") or "otlp")
     headers = {name.lower(): environ[name] for name in tracing.VARIABLES[:2] if name in environ}
-    token = contexts.attach(_PROPAGATOR.extract(headers, contexts.get_current()))
+    with exported_spans(environ) as provider:
+        token = contexts.attach(_PROPAGATOR.extract(headers, contexts.get_current()))
+        try:
+            yield Hook(provider, hold=True, group=group)
+        finally:
+            contexts.detach(token)
+
+
+@contextmanager
+def exported_spans(environ: Mapping[str, str]) -> Iterator[TracerProvider | None]:
+    """A provider whose spans are exported as the variables `OTEL_*` say. None: the program's own, which has been set up
+    already. Raises ConfigError if a package for that is missing."""
+    provider, stop = _tracer_provider(environ)
     try:
-        yield Hook(provider, hold=True, group=group)
+        yield provider
     finally:
-        contexts.detach(token)
         stop()
 
 
-def _tracer_provider(exporter: str) -> tuple[TracerProvider | None, Callable[[], None]]:
+def _tracer_provider(environ: Mapping[str, str]) -> tuple[TracerProvider | None, Callable[[], None]]:
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None, lambda: None
+    exporter = environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     try:
         from opentelemetry.sdk import trace as sdk
+        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ConfigError(
@@ -363,7 +431,9 @@ def _tracer_provider(exporter: str) -> tuple[TracerProvider | None, Callable[[],
             f"there is no exporter {exporter!r} for --otel: install it (for otlp: "
             "pip install opentelemetry-exporter-otlp-proto-http), or choose another with OTEL_TRACES_EXPORTER"
         )
-    provider = sdk.TracerProvider(shutdown_on_exit=False)
+    named = "OTEL_SERVICE_NAME" in environ or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    resource = Resource.create({} if named else {"service.name": "leasehold"})
+    provider = sdk.TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(found[0].load()()))
 
     def stop() -> None:

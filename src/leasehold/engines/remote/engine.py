@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+from leasehold import tracing
 from leasehold.config import EngineConfig
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.remote import wire
@@ -66,6 +67,8 @@ class RemoteEngine:
         elif not listener.active:
             listener.start()
         body = {"do": "attempt", "claim": self._claim(claim)}
+        if (parent := tracing.current_parent()) is not None:
+            body[tracing.HEADER] = parent  # one request may have calls of several traces
         answer = await self._ask(Call(body, deadline, retry_until=retry_until), wire.attempt_from_json)
         if isinstance(answer, Grant):
             self._unheard.discard(claim.id_hash)

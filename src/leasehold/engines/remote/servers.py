@@ -62,9 +62,9 @@ class Server:
     def calls_request(self, client_id: str, calls: list[Json], within: float) -> bytes:
         body = wire.encode(calls)
         head = self._head("POST", "calls", client_id)
-        traceparent = tracing.current.get()
-        if tracing.trace_id(traceparent) is not None:  # well formed: safe in a header
-            head += f"{tracing.HEADER}: {traceparent}\r\n"
+        parents = {call.get(tracing.HEADER) for call in calls}
+        if len(parents) == 1 and (parent := parents.pop()):
+            head += f"{tracing.HEADER}: {parent}\r\n"  # for proxies on the way; a proxy may put its own span there
         return (
             f"{head}Leasehold-Within: {max(within, 0.001):.3f}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

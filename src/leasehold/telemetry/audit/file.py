@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
-from leasehold import __version__
+from leasehold import __version__, tracing
 from leasehold.errors import ConfigError
 from leasehold.events import Event
 from leasehold.files import Folder, open_folder
@@ -446,6 +446,7 @@ def fields_of(event: Event) -> tuple[Action, AuditFields] | None:
         "why": event.why or event.reason,
         "fence": event.fence,
         "seen": event.seen,
+        "trace": tracing.find(event.fingerprint),
     }
     if action == "grant":
         fields |= {"waited": event.seconds, "ttl": event.ttl, "queued": event.queued}
