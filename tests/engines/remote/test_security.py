@@ -5,6 +5,7 @@ import pickle
 import ssl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -64,6 +65,41 @@ def test_call_without_right_or_key_is_denied(protected, monkeypatch):
         with pytest.raises(AccessDenied):
             client.break_lock("orders/1", token=lease.token)
         assert lease.held
+
+
+def test_key_with_the_documented_right_can_use_every_call_of_a_lock(start_lock_server, monkeypatch, tmp_path):
+    """The row of docs/security.md: `lock` for one namespace and prefix, and nothing else."""
+    keys = tmp_path / "keys.toml"
+    monkeypatch.setenv(API_KEY_VARIABLE, create_key(keys, "worker", "lock:shop:orders/"))
+    url = f"http://127.0.0.1:{start_lock_server('memory://', '--keys', str(keys)).port}"
+    with Client(url, namespace="shop") as client, Client(url, namespace="shop") as other:
+        client.ping()
+        lease = client.lock("orders/1").acquire(wait=0)
+        lease.renew()
+        assert other.lock("orders/1").try_acquire() is None
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(other.lock("orders/1").acquire, wait=60)
+            lease.release()
+            waiting.result().release()
+        with client.rwlock("orders/2").read(), other.rwlock("orders/2").read():
+            pass
+        with client.semaphore("orders/3", limit=2), other.semaphore("orders/3", limit=2):
+            pass
+        with client.multilock(["orders/4", "orders/5"]):
+            pass
+        held = client.lock("orders/6").acquire(wait=0)
+        denied = [
+            lambda: client.inspect("orders/"),
+            lambda: client.break_lock("orders/6", token=held.token),
+            lambda: client.lock("orders").acquire(wait=0),
+            lambda: client.lock("users/1").acquire(wait=0),
+        ]
+        for call in denied:
+            with pytest.raises(AccessDenied):
+                call()
+        with Client(url, namespace="other") as elsewhere, pytest.raises(AccessDenied):
+            elsewhere.lock("orders/6").acquire(wait=0)
+        assert held.held
 
 
 def test_denied_waiter_does_not_wait(protected, monkeypatch):

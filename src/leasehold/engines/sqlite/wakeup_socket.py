@@ -161,7 +161,7 @@ class WakeupSocket:
             if database.st_mode & 0o060 == 0o060:
                 with suppress(PermissionError):  # this user is not in the group, so the group gets no access
                     os.fchown(folder.fd, -1, database.st_gid)
-                    os.fchmod(folder.fd, 0o2770)  # sockets in it get the same group
+                    os.fchmod(folder.fd, 0o2770)  # nosec B103  # the group's own: sockets in it get the same group
             return folder
 
     def _set_socket_mode(self, folder: Folder, address: str) -> None:
