@@ -13,6 +13,7 @@ import pytest
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
 from leasehold.client import base as client_base
 from leasehold.config import EngineConfig
+from leasehold.model import Claim, Holder
 from tests.support import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
@@ -150,6 +151,27 @@ def test_close_waits_for_pending_releases_up_to_call_timeout(bench, caplog) -> N
         client.close()
     advancing.join()
     assert "in time: it may stay held until its ttl is over" in caplog.text
+    assert lease.state == "RELEASED"
+
+
+def test_close_reports_no_release_of_claims_that_are_not_its_own(bench, caplog) -> None:
+    """A server that woke thousands of unknown claims made close() write as many warnings."""
+    client = bench.client(call_timeout=0.1)
+    lease = client.lock("a").acquire()
+    bench.transport.silent = True
+    for number in range(100):
+        id_hash = f"{number:032x}"
+        stray = Claim("", "b", "", id_hash, Holder("stray"), 15.0)
+        probe.registry(client).on_notification("reserved", id_hash, 0.0, stray)
+    advancing = threading.Thread(
+        target=lambda: [bench.clock.advance(0.1) or threading.Event().wait(0.01) for _ in range(20)]
+    )
+    advancing.start()
+    with caplog.at_level(logging.WARNING):
+        client.close()
+    advancing.join()
+    assert caplog.text.count("did not confirm the release of a") == 1
+    assert "the release of b" not in caplog.text
     assert lease.state == "RELEASED"
 
 

@@ -277,6 +277,26 @@ def test_wakeup_for_unknown_claim_releases_it(bench, wait_until) -> None:
     wait_until(lambda: not bench.server.lock_states)
 
 
+def test_many_pending_releases_do_not_delay_renewals(bench, wait_until) -> None:
+    """A server that woke a thousand claims that the client did not know cost it its leases: all releases were sent
+    before the next renewal."""
+    client, call = bench.client(), bench.transport.call
+    lease = client.lock("a", ttl=30).acquire()
+
+    def release_slowly(verb: str, *args: object) -> object:
+        bench.clock.at += verb == "release"
+        return call(verb, *args)
+
+    bench.transport.call = release_slowly
+    for number in range(100):
+        id_hash = f"{number:032x}"
+        stray = Claim("", "b", "", id_hash, Holder("stray"), 1000.0)
+        probe.registry(client).on_notification("reserved", id_hash, 0.0, stray)
+    bench.clock.advance(1)
+    wait_until(lambda: not probe.pending_releases(client))
+    assert lease.state == "HELD"
+
+
 def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
     from leasehold.client import lease_document
     from leasehold.model import Claim, Holder

@@ -10,4 +10,4 @@ def test_wakeups_for_unknown_claims_fill_no_memory() -> None:
     for number in range(20_000):
         id_hash = f"{number:032x}"
         registry.on_notification("reserved", id_hash, 0.0, Claim("", "job", "", id_hash, Holder("stray"), 15.0))
-    assert len(registry.pending_releases) == 10_000
+    assert len(registry.pending_releases) == 1_000

@@ -357,6 +357,8 @@ class ClientCore:
 
     def _report_unconfirmed_releases(self) -> None:
         for _, unconfirmed in snapshot_items(self.registry.pending_releases):
+            if not unconfirmed.claim.id:
+                continue  # from a wake-up for a claim that this client does not know: not one of its leases
             text = "the engine did not confirm the release of %s in time: it may stay held until its ttl is over"
             _log.warning(text, unconfirmed.claim.name)
 

@@ -15,7 +15,7 @@ from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK, 
 from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
 
-_MAX_PENDING_RELEASES: Final = 10_000  # beyond this, wake-ups for unknown claims are ignored: a server may send many
+_MAX_PENDING_RELEASES: Final = 1_000  # beyond this, wake-ups for unknown claims are ignored: a server may send many
 
 K = TypeVar("K")
 V = TypeVar("V")
