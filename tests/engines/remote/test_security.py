@@ -2,10 +2,13 @@
 
 import logging
 import pickle
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -154,6 +157,33 @@ def test_api_key_is_sent_but_shown_nowhere(start_server, monkeypatch, caplog, tm
     assert KEY in "".join(server.heads)
     assert KEY not in repr(seen)
     assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 401, 407])
+def test_redirect_to_another_host_gets_no_request(status, monkeypatch):
+    """It would get the API key."""
+    monkeypatch.setenv(API_KEY_VARIABLE, KEY)
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as server:
+        target = b"http://127.0.0.1:%d/v1/calls" % other.getsockname()[1]
+        answer = b"HTTP/1.1 %d X\r\nLocation: %b\r\nAlt-Svc: h2=%b\r\n" % (status, target, target)
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    connection = server.accept()[0]
+                    with connection:
+                        connection.recv(65_536)
+                        connection.sendall(answer + b"Content-Length: 0\r\n\r\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        with Client(f"http://127.0.0.1:{server.getsockname()[1]}", call_timeout=5) as client:
+            with pytest.raises(LeaseholdError) as error:
+                client.ping()
+            assert KEY not in str(error.value)
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+        server.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "two words", "a\nb", "ä" * 8, "x" * 600, "\0"], ids=range(7))

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -357,6 +358,26 @@ def test_edited_row_raises_only_errors_with_printable_texts(tmp_path, table, cap
                 assert error is None or isinstance(error, LeaseholdError), (column, value, call, error)
                 assert str(error).isprintable(), (column, value, call, error)
     assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_very_long_text_in_an_edited_row_is_not_read(tmp_path) -> None:
+    """A member of the group made every call of the others take gigabytes, and minutes beyond their deadlines."""
+    path = tmp_path / "locks.db"
+    with Client(f"sqlite://{path}", call_timeout=5) as one, Client(f"sqlite://{path}", call_timeout=5) as two:
+        lease = one.lock("a").acquire()
+        db = sqlite3.connect(path, isolation_level=None, timeout=5)
+        db.execute("update lh_grant set label = hex(zeroblob(10000000))")
+        db.close()
+        tracemalloc.start()
+        try:
+            for call in (two.inspect, partial(try_lock, two)):
+                with pytest.raises(Unavailable, match="too big"):
+                    call()
+            assert tracemalloc.get_traced_memory()[1] < 2**20
+        finally:
+            tracemalloc.stop()
+        two.lock("b").acquire(wait=0).release()
+        lease.release()
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:

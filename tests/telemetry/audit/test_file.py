@@ -627,3 +627,11 @@ def test_key_file_that_protects_nothing_is_refused(path, tmp_path, mode, content
     with pytest.raises(ConfigError, match=expected):
         AuditFile(path, key_file=key)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["file/key", "folder"])
+def test_key_file_that_cannot_be_read_is_refused(path, tmp_path, name):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=r"key file .* cannot be read|is not a regular file"):
+        AuditFile(path, key_file=tmp_path / name)

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 _FORK_TIMEOUT: Final = 5.0  # how long a fork waits for another thread's transaction
 _FILE_CHECK_INTERVAL: Final = 0.1
+_MAX_VALUE: Final = 1 << 20  # bytes of a row; one that another member of the group has edited may have gigabytes
 _STEPS_BETWEEN_CHECKS: Final = 20_000  # of SQLite's machine, about a millisecond: no usual statement has as many
 _LOCKED_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _CORRUPT_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
@@ -175,6 +176,7 @@ class SqliteConnection:
         try:
             # Of a weak reference: the connection would otherwise keep itself alive.
             db.set_progress_handler(partial(_is_overdue, ref(self)), _STEPS_BETWEEN_CHECKS)
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE)
             db.execute(f"pragma page_size = {location.PAGE_SIZE}")
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
                 raise ConfigError(

@@ -158,8 +158,8 @@ def read_key(path: str | os.PathLike[str]) -> bytes:
             key = file.read(MAX_LINE).rstrip(b"\r\n")
     except FileNotFoundError:
         raise ConfigError(f"there is no key file {path}: create it with `head -c 32 /dev/urandom | base64`") from None
-    except IsADirectoryError:
-        raise ConfigError(f"the key file {path} is a folder") from None
+    except OSError as error:
+        raise ConfigError(f"the key file {path} cannot be read: {error.strerror}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"other users may use the key file {path}: `chmod 600 {path}`")
     if len(key) < _MIN_KEY:
