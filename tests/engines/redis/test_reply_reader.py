@@ -61,6 +61,12 @@ def test_reply_that_announces_too_much_is_refused(data, size) -> None:
         read_all(reader, [data[start : start + size] for start in range(0, len(data), size)])
 
 
+def test_list_that_began_in_an_earlier_piece_counts_as_a_level() -> None:
+    read_all(BoundedReader(), [b"*2\r\n:1\r\n", b"*1\r\n" * (MAX_DEPTH - 1)])
+    with pytest.raises(hiredis.ProtocolError, match="levels"):
+        read_all(BoundedReader(), [b"*2\r\n:1\r\n", b"*1\r\n" * MAX_DEPTH])
+
+
 def test_error_reply_is_escaped() -> None:
     (reply,) = read_all(BoundedReader(), ["-ERR \x1b[31m \u202e\r\n".encode()])
     assert reply == repr(hiredis.ReplyError("ERR \\x1b[31m \\u202e"))

@@ -8,6 +8,7 @@ reply has, and how deep they are nested. `runtime.net` bounds its size.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import hiredis
@@ -20,36 +21,32 @@ _MAX_STRING: Final = 1 << 26  # bytes that a string may announce; hiredis alloca
 _MAX_LINE: Final = 65_536  # bytes of a status, an error or a number
 
 # Nearly every reply: integers, or one short list of integers. Nothing in it could announce too much.
-_is_usual: Final = re.compile(rb"(?:\*[0-9]{1,4}\r\n)?(?::-?[0-9]{1,19}\r\n)+").fullmatch
+_is_usual: Final = re.compile(rb"(?:\*([0-9]{1,4})\r\n)?(?::-?[0-9]{1,19}\r\n)+").fullmatch
 _is_number: Final = re.compile(rb"-1|[0-9]{1,9}").fullmatch
 
 
 class BoundedReader:
     """A parser for `runtime.net`. Raises `hiredis.ProtocolError` for anything but acceptable replies."""
 
-    __slots__ = ("_elements_left", "_gets", "_hiredis_feed", "_mid_reply", "_open_lists", "_string_left", "_unchecked")
+    __slots__ = ("_elements_left", "_hiredis_feed", "_mid_reply", "_open_lists", "_string_left", "_unchecked", "gets")
 
     def __init__(self) -> None:
         reader = hiredis.Reader(replyError=_reply_error)
-        self._hiredis_feed, self._gets = reader.feed, reader.gets
+        self._hiredis_feed = reader.feed
+        self.gets: Callable[[], Any] = reader.gets  # the next reply; False: it is not complete
         self._mid_reply = False  # a checked reply is incomplete
-        self._unchecked = b""  # passed on unchecked: a usual reply, perhaps incomplete; or the begin of a header
+        self._unchecked = b""  # passed on unchecked: an incomplete usual reply, or the begin of a header
         self._string_left = 0  # bytes that are missing of the current string
         self._open_lists: list[int] = []  # for each list around the next element: how many elements are missing
         self._elements_left = MAX_ELEMENTS
 
     def feed(self, data: bytes) -> None:
-        if not self._mid_reply and not self._unchecked and _is_usual(data):
-            self._unchecked = data
+        if not self._mid_reply and not self._unchecked and (usual := _is_usual(data)):
+            if (elements := usual[1]) and data.count(b"\n") <= int(elements):
+                self._unchecked = data  # a list that is not complete
         else:
             self._check(self._unchecked + data)
         self._hiredis_feed(data)
-
-    def gets(self) -> Any:
-        reply = self._gets()
-        if reply is not False and not self._mid_reply:
-            self._unchecked = b""  # what follows a usual reply are complete integers
-        return reply
 
     def _check(self, data: bytes) -> None:
         offset, end = 0, len(data)

@@ -26,7 +26,13 @@ from leasehold.engines.redlock.node import RedlockNode, ignore_reply
 from leasehold.engines.redlock.quorum import majority
 from leasehold.errors import ConfigError, LeaseholdError, Mismatch, Unavailable
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.net.fanout_blocking import AnswersByServer, ConnectionGroup, FanoutRequests, WaitPolicy
+from leasehold.runtime.net.fanout_blocking import (
+    AnswersByServer,
+    ConnectionGroup,
+    FanoutRequests,
+    WaitPolicy,
+    accept_answer,
+)
 from leasehold.runtime.net.fanout_event_loop import gather_answers
 
 T = TypeVar("T")
@@ -106,9 +112,10 @@ class Broadcaster:
             max(ttl * _STRAGGLER_TTL_SHARE, _STRAGGLER_TIMEOUT[0]), _STRAGGLER_TIMEOUT[1], (deadline - now) / 2
         )
         repeated: list[int] = []
-        requests = FanoutRequests(_join_calls(calls), _join_calls(backed_off), compensation, on_repeat=repeated.append)
-        if script is not None:
-            requests = requests._replace(correction=partial(_add_script_text, script, {**calls, **backed_off}))
+        correction = accept_answer if script is None else partial(_add_script_text, script, {**calls, **backed_off})
+        requests = FanoutRequests(
+            _join_calls(calls), _join_calls(backed_off), compensation, correction, on_repeat=repeated.append
+        )
         policy = WaitPolicy(straggler_deadline, deadline, lambda answers: decided(_valid_replies(answers)))
         count = max(map(len, (*calls.values(), *backed_off.values())), default=0)
         answers = await self.fanout.request_all(requests, count, policy)

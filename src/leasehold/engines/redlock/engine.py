@@ -139,8 +139,9 @@ class RedlockEngine:
 
     async def _complete_grant(self, attempt: NumberedAttempt, votes: Round, deadline: float) -> Grant:
         """A majority votes for the claim: agree on its token, and repair the other nodes."""
-        token, confirmed_by = await self._agree_token(attempt, votes.tokens, deadline)
-        unconfirmed = {node: answer for node, answer in votes.tokens.items() if node not in confirmed_by}
+        tokens = votes.tokens
+        token, confirmed_by = await self._agree_token(attempt, tokens, deadline)
+        unconfirmed = {node: answer for node, answer in tokens.items() if node not in confirmed_by}
         to_repair = quorum.mismatched_nodes(unconfirmed, token)
         if attempt.claim.queue:
             to_repair += votes.refused

@@ -322,7 +322,8 @@ class ConnectionGroup:
         self, number: int, count: int, answers: AnswersByServer, waiting: dict[int, bytes], correction: Correction
     ) -> None:
         connection = self._connections[number]
-        before, fd = connection.events, connection.fd
+        # Once the request is sent, only replies are read, and what `poll` is registered for stays the same.
+        registered = None if connection.request_sent else (connection.fd, connection.events)
         try:
             connection.advance()
             if connection.open and len(connection.replies) > count:
@@ -330,8 +331,8 @@ class ConnectionGroup:
         except Exception as error:  # parsers and handshakes raise errors of their own
             self._on_error(number, error, count, answers, waiting)
             return
-        if connection.fd != fd or connection.events != before:
-            self._register(number, connection, fd)
+        if registered is not None and registered != (connection.fd, connection.events):
+            self._register(number, connection, registered[0])
         if connection.open and len(connection.replies) >= count and number in waiting:
             connection.has_answered = True
             if (corrected := correction(number, waiting[number], connection.replies)) is not None:
