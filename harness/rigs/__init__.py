@@ -33,6 +33,7 @@ RIGS.update(
         "redlock-aof": "harness.rigs.redlock:RedlockAofRig",
         "http-memory": "harness.rigs.remote:HttpMemoryRig",
         "http-sqlite": "harness.rigs.remote:HttpSqliteRig",
+        "http-workers": "harness.rigs.remote:HttpWorkersRig",
         "http-redis": "harness.rigs.remote:HttpRedisRig",
         "http-redis-pair": "harness.rigs.remote:HttpRedisPairRig",
         "http-postgresql": "harness.rigs.remote:HttpPostgresqlRig",

@@ -71,7 +71,7 @@ class HttpMemoryRig(RemoteRig):
 
 
 class HttpRedisRig(RemoteRig):
-    main_rig = HttpMemoryRig
+    main_rig: ClassVar[type[Rig] | None] = HttpMemoryRig
     can_count = True
 
     @classmethod
@@ -109,6 +109,16 @@ class HttpSqliteRig(RemoteRig):
             return sum(count for (count,) in db.execute(query, (namespace,) * len(tables)))
         finally:
             db.close()
+
+
+class HttpWorkersRig(HttpRedisRig):
+    """Several workers of one server: the stream and the calls of a client may meet different ones."""
+
+    main_rig = HttpRedisRig
+
+    @classmethod
+    def lock_servers(cls) -> Sequence[LockServer]:
+        return workers_over_redis()
 
 
 class HttpPostgresqlRig(RemoteRig):
@@ -158,6 +168,11 @@ def redis_behind() -> RedisServer:
 @cache
 def pair_over_redis() -> Sequence[LockServer]:
     return [LockServer(f"redis://127.0.0.1:{redis_behind().port}").start() for _ in range(2)]
+
+
+@cache
+def workers_over_redis() -> Sequence[LockServer]:
+    return [LockServer(f"redis://127.0.0.1:{redis_behind().port}", "--workers", "2").start()]
 
 
 @cache
