@@ -62,8 +62,10 @@ async def acquire(app: App, request: Request) -> Response:
     poll = LongPoll(claim, own_id=body.id is not None, admit=app.admit_attempt(request, claim))
     if wait > 0:
         poll.slot = app.admit_waiter(request, claim)
-    hang_up = asyncio.ensure_future(request.hung_up())
-    hang_up.add_done_callback(lambda done: None if done.cancelled() else poll.end("hung up"))
+    hang_up = None
+    if wait > 0 or not poll.own_id:  # else a hang-up changes nothing: an attempt under way is never cancelled
+        hang_up = asyncio.ensure_future(request.hung_up())
+        hang_up.add_done_callback(lambda done: None if done.cancelled() else poll.end("hung up"))
     latest = request.arrived + request.within if request.has_within else NEVER
     try:
         with app.spans.acquire(claim) as answered:
@@ -73,7 +75,8 @@ async def acquire(app: App, request: Request) -> Response:
         app.report_failure(request, claim, error)
         raise
     finally:
-        hang_up.cancel()
+        if hang_up is not None:
+            hang_up.cancel()
     request.waited = waited
     waited = floor(waited * 1000) / 1000  # never rounded up: callers add it to the ttl (E8)
     if isinstance(reply, Busy):

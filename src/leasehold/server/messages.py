@@ -55,7 +55,11 @@ class Request:
     waited: float = 0.0  # seconds in a queue
 
     def header(self, name: bytes) -> bytes:
-        return next((value for key, value in self.headers if key == name), b"")
+        """The first with this name; empty: there is none."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
 
     def allow(self, verb: Verb, namespace: str, name: str) -> None:
         """Raise unless the caller has this right for this name."""
@@ -103,6 +107,8 @@ def read_body(kind: type[S], body: bytes) -> S:
 
 
 def read_query(query: bytes) -> dict[str, str]:
+    if not query:
+        return {}
     try:
         pairs = parse_qsl(query.decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
     except ValueError:

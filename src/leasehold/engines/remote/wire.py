@@ -58,6 +58,8 @@ PROBLEM_TYPE: Final = "https://leasehold.dev/problems/"
 
 _ID_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _HEX: Final = frozenset("0123456789abcdef")
+_MODES: Final[tuple[str, ...]] = get_args(Mode)
+_KINDS: Final[tuple[str, ...]] = get_args(Kind)
 _ID_HASH_LENGTH: Final = 32
 _MAX_INTEGER: Final = 2**63
 _MAX_SECONDS: Final = 1e15
@@ -137,8 +139,8 @@ def claim_from_json(value: object, now: float) -> Claim:
         id_hash,
         _claim_holder(made.get("holder", ("", "", 0, ""))),
         check_ttl(_at_most_a_day(made.get("ttl"), "ttl")),
-        _one_of(made.get("mode", "exclusive"), get_args(Mode), "mode"),
-        _one_of(made.get("kind", "lock"), get_args(Kind), "kind"),
+        _one_of(made.get("mode", "exclusive"), _MODES, "mode"),
+        _one_of(made.get("kind", "lock"), _KINDS, "kind"),
         check_limit(made.get("limit", 1)),
         _at_most_a_day(made.get("delay", 0.0), "delay"),
         _min_hold(made.get("min_hold", 0.0)),
