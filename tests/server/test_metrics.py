@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import leasehold
 from leasehold.server import keys
 from leasehold.server.keys import Right
-from tests.support.running_server import poll, running
+from tests.support.running_server import SECONDS, poll, running
 
 
 def test_metrics_show_the_health_of_the_engine(server):
@@ -54,7 +54,7 @@ def test_metrics_count_acquires_by_outcome_and_path(memory_server, new_id):
     body = {"namespace": "metrics", "name": "orders/1"}
     held = memory_server.post("/v1/acquire", {**body, "id": new_id()}).json
     assert memory_server.post("/v1/acquire", {**body, "id": new_id()}).kind == "busy"
-    assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "wait": 0.05}).kind == "busy"
+    assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "wait": 2}).kind == "busy"
     assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "limit": 3}).kind == "mismatch"
     assert acquires("granted", "direct") == acquires("busy", "direct") == acquires("error", "direct") == 1
     assert acquires("timeout", "queued") == 1
@@ -72,6 +72,33 @@ def test_metrics_count_acquires_by_outcome_and_path(memory_server, new_id):
         waiting.join()
     poll(lambda: acquires("granted", "queued") == 1)
     assert acquires("granted", "direct") == 2
+
+
+def test_metrics_show_all_locks_of_the_engine(tmp_path):
+    """Also those that went around the server, once the server knows their namespace."""
+    url = f"sqlite://{tmp_path}/locks.db"
+    labels = {"engine": "sqlite", "namespace": "shop"}
+    with running("--picture-max-age", "0.05", url=url) as server, leasehold.Client(url, namespace="shop") as direct:
+        with direct.lock("stock/1"), direct.lock("stock/2"):
+            server.post("/v1/acquire", {"namespace": "shop", "name": "orders/1"})
+            waiting = threading.Thread(target=lambda: direct.lock("stock/1").acquire(wait=60).release())
+            waiting.start()
+
+            def value(name, **more):
+                return _samples(server).get((name, *sorted({**labels, **more}.items())))
+
+            poll(lambda: value("leasehold_locks", state="waiting") == 1)
+            assert value("leasehold_locks", state="held") == 3
+            assert value("leasehold_locks", state="passed_over") == 0
+            assert value("leasehold_line_longest", group="stock/*") == 1
+            assert value("leasehold_line_longest", group="orders/*") == 0
+            assert value("leasehold_oldest_wait_seconds", group="stock/*") > 0
+            assert 0 < value("leasehold_oldest_hold_seconds", group="stock/*") < SECONDS
+        waiting.join()
+        found = _samples(server)
+        assert found["leasehold_deadlocks", ("engine", "sqlite")] == 0
+        assert 0 <= found["leasehold_server_picture_age_seconds", ("namespace", "shop")] < SECONDS
+        assert found["leasehold_server_cache_requests_total", ("result", "miss")] > 0
 
 
 def test_metrics_show_namespaces_only_to_callers_that_may_read_all(tmp_path):

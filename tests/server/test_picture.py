@@ -114,6 +114,7 @@ async def test_picture_of_fifty_readers_costs_two_inspects_a_second():
     assert len(service.asked_at) <= 2 * (seconds + 1) + 1
     assert min(after - before for before, after in zip(service.asked_at, service.asked_at[1:], strict=False)) >= 0.5
     assert sum(pictures.results.values()) == len(reads)
+    assert pictures.results["miss"] == len(service.asked_at), "a reader that waits for another's inspect costs nothing"
     assert max(read.result().age for read in reads) <= pictures_module.MAX_AGE
 
 
@@ -351,6 +352,15 @@ async def test_caller_that_lists_locks_sees_its_own_grant_and_release():
 
 
 @in_loop
+async def test_failure_of_the_history_harms_no_verb(caplog):
+    async with application() as app:
+        app.history = broken_pictures
+        lease = await ask(app, "POST", "/v1/acquire", {"name": "orders/42"})
+        assert lease.status == 200
+        assert "is missing in the history" in caplog.text
+
+
+@in_loop
 async def test_large_picture_is_inspected_once_for_many_pages():
     """1,000 held locks with 10,000 waiters."""
     async with application() as app:
@@ -373,5 +383,5 @@ async def test_large_picture_is_inspected_once_for_many_pages():
             picture = await app.pictures.get("", outdated=True)
             assert len(picture.locks) == 1000
             assert not picture.snapshot.deadlocks
-            assert len(app.history.owners(picture)) == 11_000
+        assert len(app.history.owners(picture)) == 11_000
         assert len(asked) <= 1 + 2 * (app.service.runtime.now() - began)

@@ -268,10 +268,13 @@ class App:
             self.audit.note(event, request)
 
     def _note(self, event: Event, trace: str) -> None:
-        """An event of any worker of this server."""
-        if event.kind in _CHANGES or event.queued:
-            self.pictures.touch(event.namespace)
-        self.history(event, trace)
+        """An event of any worker of this server. What it tells about has happened: nothing here may undo it."""
+        try:
+            if event.kind in _CHANGES or event.queued:
+                self.pictures.touch(event.namespace)
+            self.history(event, trace)
+        except Exception as error:
+            _log.error("the event %s of %s is missing in the history", event.kind, event.name, exc_info=error)
 
     def _on_breaker(self, opened: bool) -> None:
         kind: EventKind = "breaker_opened" if opened else "breaker_closed"

@@ -134,6 +134,10 @@ class History:
         """All holders of a picture, those gone quiet first."""
         return incidents.owners(picture, self)
 
+    def deadlocks(self, namespace: str) -> int:
+        """How many the last two pictures of the namespace show."""
+        return len(self._shown_deadlocks.get(namespace, ()))
+
     def losses(self, holder: str) -> int:
         return self._losses.get(holder, 0)
 

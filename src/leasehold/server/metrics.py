@@ -3,20 +3,25 @@ acquired through it, which only callers see that may read every name."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
+from leasehold.errors import LeaseholdError
 from leasehold.events import Event
+from leasehold.model import HoldingState
 from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.messages import Request, Response, known_arguments
+from leasehold.server.picture import Picture
 from leasehold.telemetry.families import CONTENT_TYPE, Counter, Family, Histogram, Source, counter, gauge, metrics_text
-from leasehold.telemetry.groups import Groups
+from leasehold.telemetry.groups import Group, Groups
 from leasehold.telemetry.metrics import ACQUIRE_BUCKETS, LABELS, outcome_of
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
 
 _MAX_GROUPS: Final = 100  # pairs of namespace and group; names of others are counted as `other`
+_MAX_NAMESPACES: Final = 20  # whose pictures one scrape looks at
 _BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
@@ -25,7 +30,7 @@ class LockMetrics:
     which a server cannot: it does not see that a grant expires."""
 
     def __init__(self) -> None:
-        self._groups = Groups(limit=_MAX_GROUPS)
+        self.groups = Groups(limit=_MAX_GROUPS)
         self._acquires = Counter("leasehold_acquires", "Acquires that ended.", (*LABELS, "outcome", "path"))
         self._acquire_seconds = Histogram(
             "leasehold_acquire_seconds", "Seconds until the grant.", ACQUIRE_BUCKETS, (*LABELS, "path")
@@ -35,7 +40,7 @@ class LockMetrics:
         self._breaks = Counter("leasehold_breaks", "Locks broken by operators.", LABELS[:2])
 
     def count(self, event: Event) -> None:
-        labels = (event.engine, *self._groups.find(event.namespace, event.name))
+        labels = (event.engine, *self.groups.find(event.namespace, event.name))
         path = "queued" if event.queued else "direct"
         match event.kind:
             case "granted" | "busy" | "failed":
@@ -52,7 +57,7 @@ class LockMetrics:
     def families(self) -> Iterable[Family]:
         for metric in (self._acquires, self._acquire_seconds, self._renewals, self._lost, self._breaks):
             yield metric.family()
-        overflowed = self._groups.overflowed
+        overflowed = self.groups.overflowed
         yield counter("leasehold_groups_overflowed", "Names counted as other.", ({}, overflowed))
 
 
@@ -93,14 +98,75 @@ class ServerMetrics:
         failures = [({"reason": reason}, count) for reason, count in self._app.authenticator.failures.items()]
         yield counter("leasehold_server_auth_failures", "Requests refused for want of a key or right.", *failures)
         yield gauge("leasehold_server_breaker_state", "0 closed, 2 open.", (engine, 2 if service.breaker.open else 0))
+        results = [({"result": result}, self._app.pictures.results[result]) for result in ("hit", "miss", "stale")]
+        yield counter("leasehold_server_cache_requests", "Reads of pictures of locks.", *results)
         yield gauge("leasehold_server_draining", "1 while the server is about to end.", ({}, int(service.draining)))
         for source in self.sources:
             yield from source.families()
+
+
+class PictureMetrics:
+    """What the pictures of the namespaces in use show: all locks of the engine, whichever server they went through."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._pictures: list[Picture] = []
+        self._namespaces: list[str] = []
+
+    @classmethod
+    async def look(cls, app: App) -> PictureMetrics:
+        """Pictures at most `max_age` old, side by side. One that cannot be had is left out."""
+        made = cls(app)
+        made._namespaces = app.pictures.latest_namespaces(_MAX_NAMESPACES)
+        reads = [app.pictures.get(namespace, outdated=True) for namespace in made._namespaces]
+        for found in await asyncio.gather(*reads, return_exceptions=True):
+            if isinstance(found, Picture):
+                made._pictures.append(found)
+            elif not isinstance(found, LeaseholdError):
+                raise found
+        return made
+
+    def families(self) -> Iterable[Family]:
+        engine = {"engine": self._app.service.config.scheme}
+        states = [
+            (
+                {**engine, "namespace": picture.namespace, "state": state.replace(" ", "_")},
+                picture.snapshot.states[state],
+            )
+            for picture in self._pictures
+            for state in get_args(HoldingState)
+        ]
+        yield gauge("leasehold_locks", "Claims by state, of the whole engine.", *states)
+        hold, wait, longest = self._by_group()
+        for name, text, values in (
+            ("leasehold_oldest_hold_seconds", "Seconds since the oldest grant.", hold),
+            ("leasehold_oldest_wait_seconds", "Seconds that the first of all waiters has waited.", wait),
+            ("leasehold_line_longest", "Waiters in the longest queue.", longest),
+        ):
+            samples = [({**engine, **group._asdict()}, value) for group, value in values.items()]
+            yield gauge(name, text, *samples)
+        deadlocks = sum(self._app.history.deadlocks(picture.namespace) for picture in self._pictures)
+        yield gauge("leasehold_deadlocks", "Circles of owners that wait for each other.", (engine, deadlocks))
+        ages = self._app.pictures.ages()
+        shown = [({"namespace": name}, ages[name]) for name in self._namespaces if name in ages]
+        yield gauge("leasehold_server_picture_age_seconds", "Age of the picture of the namespace.", *shown)
+
+    def _by_group(self) -> tuple[dict[Group, float], dict[Group, float], dict[Group, float]]:
+        hold: dict[Group, float] = {}
+        wait: dict[Group, float] = {}
+        longest: dict[Group, float] = {}
+        for lock in (lock for picture in self._pictures for lock in picture.locks):
+            group = self._app.metrics.locks.groups.find(lock.namespace, lock.name)
+            ages = [holder.age for holder in lock.holders if holder.state == "held"]
+            hold[group] = max(hold.get(group, 0.0), *ages, 0.0)
+            wait[group] = max(wait.get(group, 0.0), lock.oldest_wait)
+            longest[group] = max(longest.get(group, 0.0), len(lock.queue))
+        return hold, wait, longest
 
 
 async def metrics(app: App, request: Request) -> Response:
     known_arguments(request)
     sources: list[Source] = [app.metrics]
     if request.caller.may("read", ANY_NAMESPACE, ""):  # labels show namespaces and parts of names
-        sources.append(app.metrics.locks)
+        sources += [app.metrics.locks, await PictureMetrics.look(app)]
     return Response(200, CONTENT_TYPE, metrics_text(*sources).encode())

@@ -171,7 +171,9 @@ class Pictures:
         result: Result = "hit"
         failure: LeaseholdError | None = None
         while (entry.shown_changes < changes or entry.taken_at < oldest) and failure is None:
-            result, failure = "miss", await self._take(namespace, entry)
+            if entry.taking is None:
+                result = "miss"  # this reader costs the engine an inspect; those that wait for the same one do not
+            failure = await self._take(namespace, entry)
         return self._shown(entry, result, failure)
 
     def touch(self, namespace: str) -> None:
@@ -183,6 +185,10 @@ class Pictures:
     def namespaces(self) -> list[str]:
         """Those in use, as far as this server knows: with a change through it, or with a claim in a picture."""
         return sorted(self._known)
+
+    def latest_namespaces(self, limit: int) -> list[str]:
+        """The same, those used last."""
+        return [name for name, _ in zip(reversed(self._known), range(limit), strict=False)]
 
     def ages(self) -> dict[str, float]:
         """How old the picture of each namespace is that has one."""
@@ -228,7 +234,7 @@ class Pictures:
     def _shown(self, entry: _Entry, result: Result, failure: LeaseholdError | None = None) -> Picture:
         age = self._age(entry)
         if failure is not None and age > SHOWN_STALE:
-            self.results["miss"] += 1
+            self.results[result] += 1
             raise failure
         assert entry.snapshot is not None  # noqa: S101  # for the type checker: without one the age is infinite
         self.results["stale" if failure else result] += 1

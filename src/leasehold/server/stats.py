@@ -9,17 +9,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from leasehold.events import Event
 from leasehold.server.past import Bucket, Counts, Quantiles, Stats, Summary
 from leasehold.server.picture import Snapshot
-from leasehold.telemetry.groups import group_of
+from leasehold.telemetry import groups
 from leasehold.telemetry.metrics import ACQUIRE_BUCKETS, HOLD_BUCKETS, outcome_of
 
 BUCKET_SECONDS: Final = 10
 BUCKETS: Final = 360
 MAX_ROWS: Final = 100
+
+group_of = lru_cache(maxsize=4096)(groups.group_of)
 
 Row: TypeAlias = tuple[str, str]  # namespace and group; no group: the whole namespace
 
