@@ -312,10 +312,17 @@ def test_statistics_keep_an_hour(past):
     assert sum(past.stats("shop", 300.0).total.activity) == 5
 
 
+def test_late_event_counts_when_it_happened(past):
+    past.grant(100, "now", 2)
+    past.grant(5, "late", 1)
+    past.clock.now = NOW + 105
+    assert [number for number, count in enumerate(past.stats("shop", 110.0).total.activity) if count] == [0, 10]
+
+
 def test_statistics_of_many_groups_and_namespaces_are_bounded(past):
     for number in range(1000):
         past.grant(0, f"w{number}", 1, namespace=f"tenant-{number % 300}", name=f"kind-{'x' * (number % 50)}")
-    rows = {row for column in past.hour._columns for row in column.counts}
+    rows = {row for column in past.hour._columns.values() for row in column.counts}
     assert len(rows) <= statistics.MAX_ROWS
     past.grant(2 * 3600, "new", 1, namespace="late")
     assert sum(past.stats("late", 60.0).total.activity) == 1, "what is over makes room"

@@ -68,6 +68,41 @@ def test_events_of_all_workers_are_shown(server, name, new_id):
             events.wait_for(text)
 
 
+def shown_by_every_worker(server, path, expected):
+    """Each request over its own connection, to any worker."""
+    return all(expected(server.get(path).json) for _ in range(10 * WORKERS))
+
+
+def test_every_worker_shows_the_same_history_also_a_new_one(server, name, new_id):
+    """Each event once, whichever worker served its request, also after a worker was replaced."""
+    tokens = []
+    for _ in range(8):
+        claim = {"name": name, "id": new_id(), "namespace": "history"}
+        tokens.insert(0, server.post("/v1/acquire", claim).json["token"])
+        assert server.post("/v1/release", claim).json == {"released": True}
+
+    def whole(answer):
+        return [(grant["token"], grant["end"]) for grant in answer["grants"]] == [(each, "released") for each in tokens]
+
+    def counted(answer):
+        return answer["stats"]["total"]["counts"]["acquires"] == {"granted direct": 8}
+
+    history, stats = f"/v1/history?namespace=history&name={name}", "/v1/stats?namespace=history"
+    poll(lambda: shown_by_every_worker(server, history, whole))
+    assert shown_by_every_worker(server, stats, counted)
+    killed = workers_of(server)[0]
+    os.kill(killed, signal.SIGKILL)
+    poll(lambda: len(now := workers_of(server)) == WORKERS and killed not in now)
+
+    def by_all():
+        try:
+            return all(shown_by_every_worker(server, *each) for each in ((history, whole), (stats, counted)))
+        except OSError:  # a connection that the killed worker had accepted
+            return False
+
+    poll(by_all)
+
+
 def test_clients_wait_and_hand_over_through_workers(server):
     url = f"http://127.0.0.1:{server.port}"
     with leasehold.Client(url) as first, leasehold.Client(url) as second:

@@ -7,7 +7,6 @@ and groups beyond that are not counted apart: their namespace still counts them,
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -32,10 +31,9 @@ _ERRORS: Final = ("unavailable", "error")
 class _Column:
     """One bucket, all rows."""
 
-    __slots__ = ("counts", "number", "seen")
+    __slots__ = ("counts", "seen")
 
-    def __init__(self, number: int) -> None:
-        self.number = number  # Unix time in units of BUCKET_SECONDS
+    def __init__(self) -> None:
         self.counts: dict[Row, Counts] = {}
         self.seen: dict[str, tuple[int, int]] = {}  # by namespace: holders and waiters of the last picture
 
@@ -44,7 +42,7 @@ class Hour:
     """Counts events. Every method is for the event loop's thread."""
 
     def __init__(self) -> None:
-        self._columns: deque[_Column] = deque(maxlen=BUCKETS)
+        self._columns: dict[int, _Column] = {}  # by Unix time in units of BUCKET_SECONDS
         self._rows: dict[Row, None] = {}
 
     def count(self, event: Event, held: float | None = None) -> None:
@@ -64,7 +62,7 @@ class Hour:
         """The last `seconds`, at most an hour."""
         last = _number(now)
         first = max(last - BUCKETS + 1, _number(now - seconds) + 1)
-        columns = {column.number: column for column in self._columns if column.number >= first}
+        columns = {number: column for number, column in self._columns.items() if first <= number <= last}
         since = max(now - seconds, first * float(BUCKET_SECONDS))
         rows = {row for column in columns.values() for row in column.counts if row[0] == namespace}
 
@@ -94,20 +92,21 @@ class Hour:
     def _admit(self, row: Row) -> bool:
         """A new row. If there are too many, those that have no counts any more make room."""
         if len(self._rows) >= MAX_ROWS:
-            self._rows = {row: None for column in self._columns for row in column.counts}
+            self._rows = {row: None for column in self._columns.values() for row in column.counts}
         if len(self._rows) >= MAX_ROWS:
             return False
         self._rows[row] = None
         return True
 
     def _column(self, at: float) -> _Column:
-        """An event of another worker may be a little late: it counts in the bucket of now."""
+        """The bucket of an event, which may be late: it may come from another worker."""
         number = _number(at)
-        if not self._columns or number > self._columns[-1].number:
-            self._columns.append(_Column(number))
-            while self._columns[0].number <= number - BUCKETS:
-                self._columns.popleft()
-        return self._columns[-1]
+        column = self._columns.get(number)
+        if column is None:
+            column = self._columns[number] = _Column()
+            oldest = max(self._columns) - BUCKETS
+            self._columns = {each: kept for each, kept in self._columns.items() if each > oldest}
+        return column
 
 
 def _number(at: float) -> int:

@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -32,6 +32,7 @@ _MAX_DATAGRAM: Final = 65_536
 _MAX_BATCH: Final = 49_152  # bytes of events in one datagram
 _BATCH_SECONDS: Final = 0.05
 _MAX_UNSENT: Final = 20_000  # events for a worker that does not read
+_MAX_CATCH_UP: Final = 10.0  # seconds until a worker goes on without the past, if no other sends it
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_PAUSE: Final = 1.0  # seconds before a worker that ended is replaced
 
@@ -75,7 +76,13 @@ class Relay:
 
     def __init__(self, worker: Worker, service: Service, feed: Feed) -> None:
         self._own, self._service, self._feed = worker.number, service, feed
-        self._unsent: dict[int, deque[bytes]] = {}  # events, by worker
+        # A worker that replaces another learns the past from the others. Each event has the pid of its worker and a
+        # number, because it may come from its own worker as well.
+        self._past: deque[bytes] = deque(maxlen=_MAX_UNSENT)
+        self._count = 0
+        self._before_live: list[Any] | None = []  # events until the past is complete; None: it is
+        self._noted: set[tuple[int, ...]] = set()  # of the past
+        self._unsent: dict[int, deque[bytes]] = {}  # by worker
         self._sending: asyncio.TimerHandle | None = None
         self._inbox, self._outboxes = worker.inbox, worker.outboxes
         self._at: dict[ClientKey, int] = {}  # clients whose stream is at another worker
@@ -84,7 +91,8 @@ class Relay:
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
         self._feed.to_others = self._send_event
-        self._broadcast("hello")
+        self._broadcast("hello", payload=os.getpid())
+        asyncio.get_running_loop().call_later(_MAX_CATCH_UP, self._begin_live)
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())
@@ -114,10 +122,15 @@ class Relay:
 
     def _send_event(self, event: Event, trace: str) -> None:
         """Events go in batches: a datagram for each would leave no room for wake-ups."""
-        encoded = msgspec.json.encode([*event, trace])
+        self._count += 1
+        encoded = msgspec.json.encode([(os.getpid(), self._count), trace, *event])
+        self._past.append(encoded)
         for worker in range(len(self._outboxes)):
             if worker != self._own:
-                self._unsent.setdefault(worker, deque(maxlen=_MAX_UNSENT)).append(encoded)
+                self._queue_for(worker, [encoded])
+
+    def _queue_for(self, worker: int, events: Iterable[bytes]) -> None:
+        self._unsent.setdefault(worker, deque(maxlen=_MAX_UNSENT)).extend(events)
         if self._sending is None:
             self._sending = asyncio.get_running_loop().call_later(_BATCH_SECONDS, self._send_events)
 
@@ -137,6 +150,31 @@ class Relay:
                     unsent.popleft()
         if any(self._unsent.values()):
             self._sending = asyncio.get_running_loop().call_later(_BATCH_SECONDS, self._send_events)
+
+    def _on_events(self, received: Iterable[Any]) -> None:
+        """An event is a list. A number is the pid of a worker that has got all events before its start."""
+        for each in received:
+            if isinstance(each, int):
+                if each == os.getpid():
+                    self._begin_live()
+            elif self._before_live is None:
+                self._note(each)
+            else:
+                self._before_live.append(each)
+
+    def _begin_live(self) -> None:
+        """Note the events of the past, in order, and from now on each as it comes."""
+        waiting, self._before_live = self._before_live, None
+        for each in sorted(waiting or (), key=lambda each: each[2 + Event._fields.index("at")]):
+            self._note(each)
+            self._noted.add(tuple(each[0]))
+
+    def _note(self, received: list[Any]) -> None:
+        """Note an event, unless it has come already, among those of the past."""
+        number, trace, *fields = received
+        if tuple(number) not in self._noted:
+            self._past.append(msgspec.json.encode(received))
+            self._feed.pass_on_here(Event(*fields), trace)
 
     # -------------------------------------------------------------- datagrams
 
@@ -173,6 +211,8 @@ class Relay:
                     self._send(message.worker, _Message("opened", self._own, *own))
                     # The predecessor was to wake waiters whose stream is here: let them attempt again.
                     stream.push(wire.Hello(self._service.engine.traits))
+                if self._own == min({*range(len(self._outboxes))} - {message.worker}):
+                    self._queue_for(message.worker, [*self._past, b"%d" % message.payload])
             case "opened":
                 self._at[client] = message.worker
                 self._service.end_stream(client)  # an earlier one, here
@@ -183,8 +223,7 @@ class Relay:
                     if not self._service.notify_here(client, notification):
                         self._send(message.worker, _Message("closed", self._own, *client))
             case "events":
-                for *fields, trace in message.payload:
-                    self._feed.pass_on_here(Event(*fields), trace)
+                self._on_events(message.payload)
 
     def _gone(self, client: ClientKey) -> None:
         del self._at[client]
