@@ -19,6 +19,7 @@ servers=(
     faketime # false clocks
     prometheus # also promtool, which tests the alerting rules
     prometheus-alertmanager # amtool
+    tmux # a terminal for `leasehold top`
 )
 
 wanted=("$@")

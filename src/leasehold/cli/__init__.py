@@ -4,7 +4,8 @@ app.py          the program: its commands, and errors as exit codes
 console.py      what every command gets: global options, a client, stdout and stderr
 options.py      options that several commands share
 exit_codes.py  help.py  render.py  lease_input.py     exit codes, help pages, tables and JSON, a lease as input
-run/  demo/  bench/     commands with folders of their own
+server_api.py   GET requests to a lock server, for stats, history and top
+run/  demo/  bench/  doctor/  top/     commands with folders of their own
 """
 
 from __future__ import annotations

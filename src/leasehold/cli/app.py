@@ -36,6 +36,8 @@ COMMANDS = {
     "ls": "leasehold.cli.ls:ls",
     "get": "leasehold.cli.get:get",
     "watch": "leasehold.cli.watch:watch",
+    "top": "leasehold.cli.top.command:top",
+    "stats": "leasehold.cli.stats:stats",
     "deadlocks": "leasehold.cli.deadlocks:deadlocks",
     "history": "leasehold.cli.history:history",
     "break": "leasehold.cli.break_:break_",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -11,12 +12,14 @@ import click
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
-from leasehold.cli.options import audit_files, checked_name
+from leasehold.cli.options import checked_name, files_or_default, live_names
+from leasehold.cli.server_api import ServerApi, is_server
 
 if TYPE_CHECKING:
     from leasehold.telemetry.audit.history import PastGrant
 
 EXAMPLES = """
+leasehold -u http://locks:7420 history nightly-report
 leasehold history nightly-report /var/log/leasehold/audit.jsonl
 leasehold history --namespace shop orders/42 /var/log/leasehold
 LEASEHOLD_AUDIT=audit.jsonl leasehold history nightly-report -o json
@@ -26,34 +29,83 @@ _COLUMNS = ("TOKEN", "HOLDER", "GRANTED", "WAITED", "HELD", "END", "REASON", "RE
 
 
 @click.command(
-    "history", short_help="Print the past grants of NAME.", cls=Command, examples=EXAMPLES, codes=(exit_codes.CONFIG,)
+    "history",
+    short_help="Print the past grants of NAME.",
+    cls=Command,
+    examples=EXAMPLES,
+    codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG),
 )
-@click.argument("name", type=checked_name)
-@audit_files
+@click.argument("name", type=checked_name, shell_complete=live_names)
+@click.argument("files", nargs=-1, metavar="[FILE]...")
 @pass_console
-def history(console: Console, name: str, files: Sequence[str]) -> None:
+def history(console: Console, name: str, files: tuple[str, ...]) -> None:
     """Print the past grants of NAME, with their tokens, ends and reasons.
 
-    Reads audit files, which `leasehold run --audit FILE` and `leasehold.telemetry.AuditFile` write. FILE is a file,
-    with those that rotation made of it, or a folder. Default: LEASEHOLD_AUDIT. Pass the files of all machines that use
-    NAME: a process records only what it did itself.
+    With the URL of a lock server and without FILE, the server is asked. It remembers the latest grants that went
+    through it and its peers.
 
-    END is `released`, `lost` (REASON says why), `broken` (REASON says by whom and why), or `-` if no end was recorded:
-    the grant still lives, or its holder died. REFUSED counts how often a fence refused the token.
+    Otherwise this reads audit files, which `leasehold run --audit FILE`, `leasehold serve --audit-file FILE` and
+    `leasehold.telemetry.AuditFile` write. FILE is a file, with those that rotation made of it, or a folder. Default:
+    LEASEHOLD_AUDIT. Pass the files of all machines that use NAME: a process records only what it did itself.
+
+    END is `released`, `lost` (REASON says why), `broken` (REASON says by whom and why), `unseen` (it ended, and not
+    through this server), or `-` if no end was recorded: the grant still lives, or its holder died. REFUSED counts how
+    often a fence refused the token.
 
     With `-o json`: one array, described by `leasehold docs reference/json`. `leasehold audit verify` tells whether the
     files are complete and unchanged.
     """
-    from leasehold.telemetry.audit.history import AuditFiles, past_grants  # loaded if needed
+    if not files and is_server(console.url):
+        grants, where = _from_server(console, name), "that the server remembers"
+    else:
+        from leasehold.telemetry.audit.history import AuditFiles, past_grants  # loaded if needed
 
-    grants = past_grants(AuditFiles(files), console.namespace, name)
+        found = AuditFiles(files_or_default(files, ", or pass the URL of a lock server with -u"))
+        grants, where = past_grants(found, console.namespace, name), "in the audit files"
     if console.json:
         console.put_json([asdict(grant) for grant in grants])
     elif grants:
         for line in render.table(_COLUMNS, [_row(grant) for grant in grants]):
             console.put(line)
     else:
-        console.say(f"no grants of {name} in the audit files")
+        console.say(f"no grants of {name} {where}")
+
+
+def _from_server(console: Console, name: str) -> list[PastGrant]:
+    from leasehold.telemetry.audit.history import PastGrant
+
+    with closing(ServerApi(console.url)) as server:
+        found = server.get("/v1/history", namespace=console.namespace, name=name)
+    if found["missing"]:
+        console.say(f"not shown, because they do not answer: {', '.join(map(str, found['missing']))}", error=True)
+    return [
+        PastGrant(
+            each["token"],
+            each["fingerprint"],
+            each["holder"],
+            None,
+            None,
+            each["mode"],
+            each["slot"],
+            each["purpose"],
+            None if each["partial"] else _utc(each["granted_at"]),
+            None if each["partial"] else each["waited"],
+            ended_at=_utc(each["ended_at"]),
+            end=each["end"],
+            reason=each["reason"],
+            held=None if each["ended_at"] is None else max(0.0, round(each["ended_at"] - each["granted_at"], 6)),
+            broken_by=each["actor"],
+            refused=len(each["refused"]),
+            trace=each["trace"],
+        )
+        for each in reversed(found["grants"])
+    ]
+
+
+def _utc(instant: float | None) -> str | None:
+    if instant is None:
+        return None
+    return datetime.fromtimestamp(instant, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _row(grant: PastGrant) -> tuple[str, ...]:

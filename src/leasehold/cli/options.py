@@ -211,13 +211,16 @@ def check_ttl_option(ttl: float) -> None:
         raise click.UsageError(str(bad)) from None
 
 
-def _files_or_default(_ctx: click.Context, _param: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
+def files_or_default(files: tuple[str, ...], otherwise: str = "") -> tuple[str, ...]:
+    """The audit files that were named, else the one of the environment."""
     default = os.environ.get(AUDIT_VARIABLE)
-    usage_error_if(not files and not default, f"name the audit FILE, or set {AUDIT_VARIABLE}")
+    usage_error_if(not files and not default, f"name the audit FILE, or set {AUDIT_VARIABLE}{otherwise}")
     return files or (str(default),)
 
 
-audit_files = click.argument("files", nargs=-1, metavar="[FILE]...", callback=_files_or_default)
+audit_files = click.argument(
+    "files", nargs=-1, metavar="[FILE]...", callback=lambda _ctx, _param, files: files_or_default(files)
+)
 key_file_option = click.option(
     "--key-file",
     envvar=KEY_FILE_VARIABLE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -95,7 +96,14 @@ def blocks_others(holding: Holding) -> bool:
 
 
 COLUMNS = ("NAME", "STATE", "TOKEN", "HOLDER", "PID", "ACQUIRED", "AGE", "TTL LEFT", "PURPOSE")
-_COLOURS = {"held": "green", "reserved": "cyan", "cooling": "blue", "waiting": "yellow", "passed over": "red"}
+STATE_COLOURS = {
+    "held": "green",
+    "at risk": "red",
+    "reserved": "cyan",
+    "cooling": "blue",
+    "waiting": "yellow",
+    "passed over": "red",
+}
 _STATE_COLUMN = COLUMNS.index("STATE")
 
 
@@ -121,7 +129,7 @@ def holding_row(holding: Holding) -> tuple[str, ...]:
 
 def holdings_table(holdings: Sequence[Holding]) -> Iterable[str]:
     """The lines of the table, headings first."""
-    colours = [_COLOURS[holding.state] for holding in holdings]
+    colours = [STATE_COLOURS[holding.state] for holding in holdings]
     return table(COLUMNS, [holding_row(holding) for holding in holdings], _STATE_COLUMN, colours)
 
 
@@ -131,7 +139,7 @@ def table(
     """The lines of a table, headings first. `colours`: of the cells in the column `painted`. click removes them if the
     stream is not a terminal."""
     rows = [tuple(map(escape, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(columns, *rows, strict=True)]
     yield click.style("  ".join(_pad(columns, widths)).rstrip(), bold=True)
     for row, colour in zip_longest(rows, colours):
         cells = _pad(row, widths)
@@ -140,7 +148,16 @@ def table(
 
 
 def _pad(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    return [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return [cell + " " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True)]
+
+
+def width_of(text: str) -> int:
+    """Columns on a terminal. Chinese, Japanese and Korean characters and emoji have two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
 
 
 def local_time(instant: float | None) -> str:
@@ -160,6 +177,11 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size}{letter}{whole % size // part:02}{small}"
     return f"{whole // 60}m{whole % 60:02}s"
+
+
+def short_duration(seconds: float) -> str:
+    """The same, with milliseconds below a second."""
+    return f"{seconds * 1000:.1f}ms" if seconds < 1 else duration(seconds)
 
 
 def busy_text(busy: NotAcquired) -> str:

@@ -192,6 +192,7 @@ def _holding(holding: Holding, queue: list[schemas.Waiter], as_of: float) -> sch
         fingerprint=holding.fingerprint,
         host=holding.holder.host or None,
         pid=holding.holder.pid or None,
+        owner=holding.owner,
         queue=queue,
     )
 
@@ -205,4 +206,5 @@ def _waiter(holding: Holding) -> schemas.Waiter:
         mode=holding.mode,
         waiting_for=holding.age,
         fingerprint=holding.fingerprint,
+        owner=holding.owner,
     )

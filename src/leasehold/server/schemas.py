@@ -170,6 +170,9 @@ class Broken(Struct):
     broken: Annotated[bool, Meta(description="false: no grant has this token any more.")]
 
 
+OwnerDigits = Annotated[str, Meta(description="The same for all claims of one thread or task; empty: not known.")]
+
+
 class Waiter(Struct):
     name: str
     holder: str
@@ -178,6 +181,7 @@ class Waiter(Struct):
     mode: Mode
     waiting_for: Annotated[float, Meta(description="Seconds in the queue.")]
     fingerprint: str
+    owner: OwnerDigits
 
 
 class Holding(Struct):
@@ -197,6 +201,7 @@ class Holding(Struct):
     fingerprint: str
     host: str | None
     pid: int | None
+    owner: OwnerDigits
     queue: list[Waiter]
 
 

@@ -1,28 +1,17 @@
-"""The grants of a name, put together from what was recorded about them.
-
-Records come from a `Source`: audit files here, and other things that can tell the past, such as a server.
-"""
+"""The grants of a name, put together from what was recorded about them in audit files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from heapq import merge
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from leasehold.telemetry.audit.chain import decode
 from leasehold.telemetry.audit.verify import find_files, read_file, sort_files
 
-End: TypeAlias = Literal["released", "lost", "broken"]
-
-
-class Source(Protocol):
-    """What knows the past of names."""
-
-    def records(self, namespace: str, name: str) -> Iterable[Mapping[str, Any]]:
-        """The records about a name, with the keys of the audit log, oldest first."""
-        ...
+End: TypeAlias = Literal["released", "lost", "broken", "unseen"]  # unseen: not through the server that was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +34,7 @@ class PastGrant:
     held: float | None = None
     broken_by: str | None = None
     refused: int = 0  # times that a fence refused its token
+    trace: str | None = None  # the id of the trace in which it was acquired
 
 
 def _read_chain(paths: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -71,10 +61,10 @@ class AuditFiles:
                 yield record
 
 
-def past_grants(source: Source, namespace: str, name: str) -> list[PastGrant]:
+def past_grants(files: AuditFiles, namespace: str, name: str) -> list[PastGrant]:
     """The grants of a name, by their tokens. A token that only its end was recorded of has a row, too."""
     found: dict[object, PastGrant] = {}
-    for record in source.records(namespace, name):
+    for record in files.records(namespace, name):
         action, token = record.get("action"), record.get("token")
         key = token if token is not None else record.get("fingerprint")
         known = found.get(key)
@@ -101,6 +91,7 @@ def _begin(record: Mapping[str, Any], known: PastGrant | None, *, granted: bool 
         lock.get("purpose"),
         str(record["at"]) if granted else None,
         record.get("waited") if granted else None,
+        trace=record.get("trace"),
     )
     if known is None:
         return grant

@@ -1,0 +1,151 @@
+"""`leasehold stats`, and `leasehold history` and `leasehold top` of a lock server."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from leasehold import Client
+from leasehold.cli.server_api import ServerApi
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
+from tests.support.running_server import poll, running
+
+JSON_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
+
+
+def test_stats_of_an_engine_show_what_inspect_can_tell(shell):
+    shell.hold("orders/42")
+    done = shell("stats")
+    assert done.returncode == 0
+    now, oldest, cycles = done.stdout.splitlines()
+    assert now == "now             1 held, 0 waiting, 1 name"
+    assert re.fullmatch(r"oldest          hold [\d.]+m?s, wait -", oldest)
+    assert cycles == "deadlocks       0"
+    assert "rates, latencies and losses need a lock server" in done.stderr
+    found = shell.json("stats")
+    section = JSON_PAGE.read_text().partition("\n## `stats`\n")[2].partition("\n## ")[0]
+    assert list(found) == re.findall(r"^\| `(\w+)` \|", section, re.M)
+    assert (found["now"]["held"], found["stats"], found["missing"]) == (1, None, [])
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(url="memory://") as server:
+        yield server
+
+
+@pytest.mark.extended
+def test_stats_history_and_top_of_a_server(shell, server):
+    url = f"http://127.0.0.1:{server.port}"
+    with Client(url, namespace="shop", holder="web-3") as client, Client(url, namespace="shop") as other:
+        for _ in range(3):
+            client.lock("orders/42").acquire().release()
+        held = client.lock("orders/42").acquire()
+        assert other.lock("orders/42").try_acquire() is None
+        waiting = threading.Thread(target=lambda: other.lock("orders/42", wait=60).acquire().release())
+        waiting.start()
+        poll(lambda: len(client.inspect("orders/42")) == 2)
+        arguments = ("-u", url, "--namespace", "shop")
+        row = shell(*arguments, "top").stdout.splitlines()[1].split()
+        assert (row[:3], row[6]) == (["orders/42", "held", "web-3"], "1")
+        (listed, queued) = json.loads(shell(*arguments, "-o", "json", "top").stdout)
+        assert (listed["token"], listed["state"], queued["position"]) == (held.token, "held", 0)
+        client.break_lock("orders/42", token=held.token, why="a test")
+        waiting.join(60)
+    text = shell(*arguments, "stats", "--since", "1h").stdout
+    assert re.search(r"^acquires +\d+, [\d.]+/s$", text, re.M)
+    assert re.search(r"^direct +p50 [\d.]+m?s, p95 [\d.]+m?s, p99 [\d.]+m?s$", text, re.M)
+    assert re.search(r"^broken +1$", text, re.M)
+    assert re.search(r"^orders/\* +[\d.]+ ", text, re.M)
+    found = json.loads(shell(*arguments, "-o", "json", "stats").stdout)
+    assert found["stats"]["namespace"] == "shop"
+    grants = json.loads(shell(*arguments, "-o", "json", "history", "orders/42").stdout)
+    assert [each["end"] for each in grants] == ["released"] * 3 + ["broken", "released"]
+    assert [each["token"] for each in grants] == sorted(each["token"] for each in grants)
+    assert grants[3]["token"] == held.token
+    assert grants[0]["holder"] == "web-3"
+    assert re.fullmatch(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", grants[0]["granted_at"])
+    table = shell(*arguments, "history", "orders/42").stdout.splitlines()
+    assert len(table) == 6
+    assert shell(*arguments, "history", "none").stderr == "leasehold: no grants of none that the server remembers\n"
+
+
+def test_history_without_server_or_files_says_what_to_do(shell):
+    done = shell("history", "job")
+    assert done.returncode == 64
+    assert "name the audit FILE, or set LEASEHOLD_AUDIT, or pass the URL of a lock server with -u" in done.stderr
+
+
+def test_stats_of_more_than_an_hour_are_refused(shell):
+    done = shell("-u", "http://127.0.0.1:1", "stats", "--since", "2h")
+    assert done.returncode == 64
+    assert "at most one hour" in done.stderr
+
+
+# ------------------------------------------------------------- the requests
+
+
+@contextmanager
+def answering(status: int, body: bytes, seen: list[str] | None = None):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if seen is not None:
+                seen.append(f"{self.path} {self.headers['Authorization']}")
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (200, b"[1]", Unavailable),
+        (200, b"<html>", Unavailable),
+        (502, b"<html>", Unavailable),
+        (404, b'{"type": "x/not-found"}', ConfigError),
+        (403, b'{"type": "x/forbidden", "detail": "no"}', AccessDenied),
+        (503, b'{"type": "x/overloaded", "detail": "no"}', Unavailable),
+    ],
+)
+def test_answer_that_is_no_answer_raises(status, body, error):
+    with answering(status, body) as port:
+        api = ServerApi(f"http://127.0.0.1:{port}")
+        with pytest.raises(LeaseholdError) as raised:
+            api.get("/v1/stats")
+        api.close()
+    assert isinstance(raised.value, error)
+
+
+def test_request_goes_to_the_next_server_with_the_key(monkeypatch):
+    monkeypatch.setenv("LEASEHOLD_API_KEY", "lh_web_secret")
+    seen: list[str] = []
+    with answering(200, b'{"a": 1}', seen) as port:
+        api = ServerApi(f"http://127.0.0.1:1,127.0.0.1:{port}/base")
+        for _ in range(2):
+            assert api.get("/v1/locks", namespace="a b", prefix="") == {"a": 1}
+        api.close()
+    assert seen == ["/base/v1/locks?namespace=a+b Bearer lh_web_secret"] * 2
+
+
+def test_no_server_that_answers_is_unavailable_with_the_reason():
+    with pytest.raises(Unavailable, match=r"no Leasehold server answers: 127\.0\.0\.1:1: Connection refused"):
+        ServerApi("http://127.0.0.1:1").get("/v1/locks")
