@@ -193,7 +193,6 @@ class ClientCore:
         queued: bool | None = None,
         ttl: float | None = None,
         left: float | None = None,
-        *,
         reason: str | None = None,
         error: str | None = None,
         fence: FenceKind | None = None,
