@@ -63,6 +63,11 @@ comparison: $(VENV)/.installed servers ## every approach against pause, crash an
 	$(PY) -m comparison $(ARGS)
 	$(PY) tests/docs/test_tables.py
 
+.PHONY: lab
+lab: $(VENV)/.installed servers ## the fault lab, for docs/reliability.md: all cells, or ARGS="etcd partition", or ARGS="soak"
+	$(PY) -m harness.lab $(ARGS)
+	$(PY) tests/docs/test_tables.py
+
 .PHONY: docs
 docs: $(VENV)/.installed ## run the snippets of the docs and compare their generated tables
 	$(PY) -m pytest tests/docs $(ARGS)

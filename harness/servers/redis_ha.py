@@ -21,7 +21,7 @@ _SLOTS: Final = 16_384
 class SentinelServer(RedisServer):
     """A sentinel that monitors the primary. Two sentinels must agree before they promote the replica."""
 
-    def __init__(self, primary: RedisServer, down_after: float) -> None:
+    def __init__(self, primary: RedisServer | Proxy, down_after: float) -> None:
         super().__init__()
         self._config_file = os.path.join(self.folder, "sentinel.conf")
         lines = (

@@ -30,6 +30,7 @@ from leasehold.telemetry.alerts import rules
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 comparison = importlib.import_module("comparison.table")
+lab = importlib.import_module("harness.lab.evidence")
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -187,6 +188,17 @@ def comparison_table() -> str:
     return table(("approach", *comparison.FAULTS), comparison.table_rows(comparison.load_results()))
 
 
+def lab_table(rows: list[tuple[str, ...]]) -> str:
+    return table(rows[0], rows[1:])
+
+
+def lab_figures() -> str:
+    """A table for each setup that was run."""
+    found = lab.load()
+    tables = {name: lab.figures_table(found, name) for name in lab.SETUPS}
+    return "".join(f"\n### {name}\n\n{lab_table(rows)}" for name, rows in tables.items() if len(rows) > 1) + "\n"
+
+
 def server_settings_table() -> str:
     rows = []
     for setting in SETTINGS:
@@ -238,6 +250,13 @@ def _readable(summary: str) -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "server settings": server_settings_table,
     "comparison": comparison_table,
+    "lab matrix": lambda: lab_table(lab.matrix_table(lab.load())),
+    "lab setups": lambda: lab_table(lab.setups_table(lab.load())),
+    "lab pauses": lambda: lab_table(lab.pauses_table(lab.load())),
+    "lab quotes": lambda: lab_table(lab.quotes_table()),
+    "lab figures": lab_figures,
+    "lab soak": lambda: lab_table(lab.soak_table(lab.load())),
+    "lab blanks": lambda: lab_table(lab.blanks_table()),
     "speed": speed_table,
     "growth held": lambda: growth_table("held"),
     "growth waiting": lambda: growth_table("waiting"),

@@ -1,0 +1,188 @@
+"""Run one cell of the fault table, or all of them: contenders as processes, real servers, one fault, and a verdict.
+
+Exit status: 0 if the run was valid, 1 if it broke a promise, 2 if it could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from harness.lab import evidence
+from harness.lab.evidence import Result
+from harness.lab.expectations import TABLE, Expectation, NotApplicable, cells
+from harness.lab.faults import FAULTS, SOAK_FAULT
+from harness.lab.run import CROWD, Run
+from harness.lab.setups import SETUPS, CannotRun, Setup
+from harness.lab.verdict import Verdict
+from leasehold.testing import Absent
+
+VALID, VIOLATED, COULD_NOT_RUN = 0, 1, 2
+SEEDS: Final = 3
+_ISOLATED: Final = "LEASEHOLD_LAB_ISOLATED"  # set in a process that has namespaces of its own
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.matrix:
+        return run_matrix(arguments)
+    try:
+        return run_cell(arguments)
+    except (CannotRun, Absent) as why:
+        say(f"{arguments.setup} {arguments.fault} could not run: {why}")
+        return COULD_NOT_RUN
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m harness.lab", description=__doc__)
+    parser.add_argument("setup", nargs="?", metavar="ENGINE", help=", ".join(SETUPS))
+    parser.add_argument("fault", nargs="?", metavar="FAULT", help=", ".join([*FAULTS, "soak"]))
+    parser.add_argument("--seconds", type=float, help="inject faults for this long (default: 20; a soak: 600)")
+    parser.add_argument("--seed", type=int, default=1, help="decides what is chosen at random (default: 1)")
+    parser.add_argument("--crowd", type=int, default=CROWD, metavar="N", help=f"tasks of `crowd` (default: {CROWD})")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--plain", action="store_true", help="no fence at the account")
+    mode.add_argument("--fenced", action="store_false", dest="plain", help="a fence at the account (default)")
+    parser.add_argument("--keep", action="store_true", help=f"add the result to {evidence.EVIDENCE.name}")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--matrix", action="store_true", help="all cells that are not in the evidence yet (default)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of the matrix: seeds per cell (default: {SEEDS})")
+    parser.add_argument("--jobs", type=int, default=2, help="of the matrix: cells side by side (default: 2)")
+    parser.add_argument("--only", action="append", metavar="WORD", help="of the matrix: only this engine or fault")
+    parser.add_argument("--skip", action="append", metavar="WORD", help="of the matrix: not this engine or fault")
+    found = parser.parse_args()
+    if found.setup == "soak" and found.fault is None:
+        found.setup, found.fault = "redis-aof", "soak"
+    found.matrix = found.matrix or found.setup is None
+    if not found.matrix and (found.setup not in SETUPS or found.fault not in (*FAULTS, "soak")):
+        parser.error(f"give an engine ({', '.join(SETUPS)}) and a fault ({', '.join([*FAULTS, 'soak'])})")
+    found.seconds = found.seconds or (600.0 if found.fault == "soak" else 20.0)
+    return found
+
+
+# ------------------------------------------------------------------ one cell
+
+
+def run_cell(arguments: argparse.Namespace) -> int:
+    fault = SOAK_FAULT if arguments.fault == "soak" else FAULTS[arguments.fault]
+    expectation = Expectation() if arguments.fault == "soak" else TABLE[arguments.fault][arguments.setup]
+    if isinstance(expectation, NotApplicable):
+        raise CannotRun(f"it does not apply: {expectation.why}")
+    setup_type = SETUPS[arguments.setup]
+    isolate(setup_type, fault.needs)
+    setup = setup_type(fault.needs)
+    run = Run(
+        setup,
+        fault,
+        expectation,
+        seconds=arguments.seconds,
+        seed=arguments.seed,
+        plain=arguments.plain,
+        crowd=arguments.crowd,
+        report=lambda text: say(f"{arguments.setup} {arguments.fault}: {text}"),
+    )
+    verdict = run.execute()
+    if fault.pauses and arguments.plain and not verdict.lost_updates and not verdict.violations:
+        raise CannotRun("no update was lost without a fence, so the fault did not bite")
+    result = evidence.result(arguments.setup, arguments.fault, setup.version(), arguments, verdict)
+    if run.residue is not None:
+        result["soak"] = run.residue._asdict()
+    if arguments.keep:
+        evidence.save([result])
+    if arguments.json:
+        print(json.dumps(result))  # noqa: T201
+    else:
+        explain(arguments, verdict)
+    return VIOLATED if verdict.violations or verdict.late else VALID
+
+
+def isolate(setup: type[Setup], needs: frozenset[str]) -> None:
+    """Start over in namespaces of its own, where the fault needs them: small disks, hosts that can be partitioned."""
+    flags = ["-m"] if "disk" in needs else ["-n", "-m"] if "hosts" in needs and setup.on_hosts else []
+    if not flags or _ISOLATED in os.environ:
+        return
+    if os.getuid() != 0 or subprocess.run(["unshare", *flags, "true"], check=False).returncode:  # noqa: S607
+        raise CannotRun("needs root, for namespaces of its own")
+    os.environ[_ISOLATED] = "1"
+    command = ["unshare", *flags, sys.executable, "-m", "harness.lab", *sys.argv[1:]]
+    os.execvp(command[0], command)  # noqa: S606
+
+
+def explain(arguments: argparse.Namespace, verdict: Verdict) -> None:
+    say(
+        f"{arguments.setup} {arguments.fault}, seed {arguments.seed}, {'plain' if arguments.plain else 'fenced'}: "
+        f"{'VIOLATED' if verdict.violations else 'late' if verdict.late else 'valid'}\n"
+        f"  {verdict.faults} faults, {verdict.operations} operations, {verdict.grants} grants, {verdict.refusals} "
+        f"refusals, {verdict.stale} stale accesses refused, {verdict.lost_updates} updates lost\n"
+        f"  {verdict.losses} leases lost, {verdict.overlaps} times two holders, longest gap without a holder "
+        f"{verdict.longest_gap} s, requests per grant {verdict.requests_per_grant or '-'}"
+    )
+    for text in (*verdict.violations, *verdict.late):
+        say(f"  {text}")
+    if verdict.bad_part:
+        say("  the shortest bad part:")
+    for event in verdict.bad_part:
+        say(f"    {event.at:.6f} {event.process} {event.what} {' '.join(map(str, event.details))}")
+
+
+# ------------------------------------------------------------------ all cells
+
+
+def run_matrix(arguments: argparse.Namespace) -> int:
+    done = {evidence.identity(each) for each in evidence.load()}
+    todo = [job for job in matrix(arguments.seeds, arguments.only, arguments.skip) if job not in done]
+    say(f"{len(todo)} runs to do, {len(done)} done before")
+    codes: list[int] = []
+
+    def work(job: tuple[str, str, bool, int]) -> None:
+        code, result = run_apart(job, arguments)
+        if result is not None:
+            evidence.save([result])
+        codes.append(code)
+        say(f"{len(codes)} of {len(todo)}: {' '.join(map(str, job))}: {('valid', 'VIOLATED', 'could not run')[code]}")
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(work, todo))
+    return VIOLATED if VIOLATED in codes else COULD_NOT_RUN if COULD_NOT_RUN in codes else VALID
+
+
+def matrix(
+    seeds: int, only: Sequence[str] | None = None, skip: Sequence[str] | None = None
+) -> list[tuple[str, str, bool, int]]:
+    """Setup, fault, plain and seed of all runs; those of one seed together, so that an early end leaves all cells."""
+    return [
+        (setup, fault, plain, seed)
+        for seed in range(1, seeds + 1)
+        for setup, fault, _ in cells()
+        for plain in ([False, True] if FAULTS[fault].pauses else [False])
+        if (not only or {setup, fault} & set(only)) and not {setup, fault} & set(skip or ())
+    ]
+
+
+def run_apart(job: tuple[str, str, bool, int], arguments: argparse.Namespace) -> tuple[int, Result | None]:
+    setup, fault, plain, seed = job
+    options = ["--json", "--seconds", str(arguments.seconds), "--seed", str(seed), "--crowd", str(arguments.crowd)]
+    command = [sys.executable, "-m", "harness.lab", setup, fault, *options, *(["--plain"] if plain else [])]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = finished.stdout.splitlines()
+    if finished.returncode not in (VALID, VIOLATED) or not lines:
+        say(finished.stderr[-1500:])
+        return COULD_NOT_RUN, None
+    if finished.returncode == VIOLATED:
+        say(finished.stderr[-1500:] + lines[-1])
+    return finished.returncode, json.loads(lines[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
