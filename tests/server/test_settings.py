@@ -92,6 +92,8 @@ VALUES = {
     "listen": "127.0.0.1:1,unix:/x",
     "log": "text",
     "no_auth": "true",
+    "admin": "true",
+    "demo": "true",
     "audit.required": "yes",
     "otel": "true",
     "trace_url": "https://tempo/trace/{trace}",
@@ -209,6 +211,18 @@ def test_public_address_without_authentication_is_refused(address):
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:1", "localhost:1", "unix:/run/x"])
 def test_local_address_needs_no_authentication(address):
     assert read({"listen": (address,)}, {}, None).listen == (address,)
+
+
+def test_demo_never_uses_an_engine_that_was_set_for_other_work(config):
+    file = config('engine = "redis://production"\n')
+    environ = {"LEASEHOLD_URL": "redis://production", "LEASEHOLD_SERVE_ENGINE": "redis://production"}
+    assert read({"demo": True}, environ, file).engine == "memory://"
+    assert read({"demo": True, "engine": "sqlite:///x"}, environ, file).engine == "sqlite:///x"
+
+
+def test_demo_beside_workers_is_refused():
+    with pytest.raises(ConfigError, match="demo cannot be combined with workers"):
+        read({"demo": True, "engine": "sqlite:///x", "workers": 2}, {}, None)
 
 
 def test_no_auth_beside_keys_is_refused():

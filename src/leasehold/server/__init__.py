@@ -8,6 +8,7 @@ looking.py     routes that show and change nothing: locks, owners, history, inci
 picture.py     the last inspect of each namespace, for looking        deadlocks.py circles and chains in it
 history.py     past grants, waits and incidents, from events  stats.py     an hour of them, in buckets of ten seconds
 past.py        what the past consists of, typed               incidents.py incidents in words, and owners gone quiet
+dashboard/     pages for people                               demo.py      example traffic, for `--demo`
 peers.py       the history of all servers of an engine        merging.py   how it is put together
 calls.py       what remote engines use: verbs in batches, a stream of wake-ups
 messages.py    requests and responses, without ASGI           problems.py  every error as problem+json (RFC 9457)

@@ -21,6 +21,7 @@ from leasehold.model import Alive, Claim, Gone, Grant
 from leasehold.server import api, calls, feed, looking, metrics, openapi, problems, schemas
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator, certificate_names
+from leasehold.server.dashboard.routes import Dashboard
 from leasehold.server.history import History
 from leasehold.server.limits import CONNECTION, Admitted, Connection, Limits
 from leasehold.server.messages import EventStream, Request, Response, problem_response, read_query
@@ -146,6 +147,7 @@ class App:
         self.pictures.on_taken = self.history.observe
         service.on_breaker = self._on_breaker
         self.metrics = metrics.ServerMetrics(self)
+        self.dashboard = Dashboard(self)
         if audit is not None:
             self.metrics.sources.append(audit.file)
 
@@ -153,6 +155,7 @@ class App:
         """The server is about to end: callers go on at another one."""
         self.service.drain()
         self.feed.close()
+        self.dashboard.streams.drain()
 
     async def answer(self, request: Request) -> Response | EventStream:
         """Raises no error: each becomes a problem document."""
@@ -175,6 +178,8 @@ class App:
         request.arrived = self.service.runtime.now()
         methods = ROUTES.get(request.path)
         if methods is None:
+            if (page := await self.dashboard.answer(request)) is not None:
+                return page
             raise Problem("not-found", 404, f"there is no {request.path[:200]!r} here: see /openapi.json")
         has_head = request.method == "HEAD" and request.path not in _STREAMS
         route = methods.get("GET" if has_head else request.method)
@@ -397,9 +402,10 @@ async def _send_response(response: Response, send: Send) -> None:
     headers = [
         (b"content-type", response.media_type.encode()),
         (b"content-length", b"%d" % len(response.body)),
-        (b"cache-control", b"no-store"),
         *response.headers,
     ]
+    if all(name != b"cache-control" for name, _ in response.headers):
+        headers.append((b"cache-control", b"no-store"))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": response.body})
 

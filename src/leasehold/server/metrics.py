@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_GROUPS: Final = 100  # pairs of namespace and group; names of others are counted as `other`
 _MAX_NAMESPACES: Final = 20  # whose pictures one scrape looks at
-_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+CALL_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
 class LockMetrics:
@@ -68,10 +68,16 @@ class ServerMetrics:
         self._app = app
         self.requests = Counter("leasehold_server_requests", "Requests answered.", ("route", "method", "code"))
         self.request_seconds = Histogram(
-            "leasehold_server_request_seconds", "Seconds to answer, without waiting in a queue.", _BUCKETS, ("route",)
+            "leasehold_server_request_seconds",
+            "Seconds to answer, without waiting in a queue.",
+            CALL_BUCKETS,
+            ("route",),
         )
-        self._call_seconds = Histogram(
-            "leasehold_engine_call_seconds", "Seconds per call of the engine.", _BUCKETS, ("engine", "call", "outcome")
+        self.call_seconds = Histogram(
+            "leasehold_engine_call_seconds",
+            "Seconds per call of the engine.",
+            CALL_BUCKETS,
+            ("engine", "call", "outcome"),
         )
         self._engine = app.service.config.scheme
         self.locks = LockMetrics()
@@ -79,13 +85,13 @@ class ServerMetrics:
         app.service.measure = self._measure
 
     def _measure(self, call: str, outcome: str, seconds: float) -> None:
-        self._call_seconds.series(self._engine, call, outcome).observe(seconds)
+        self.call_seconds.series(self._engine, call, outcome).observe(seconds)
 
     def families(self) -> Iterable[Family]:
         service, limits, engine = self._app.service, self._app.limits, {"engine": self._engine}
         yield self.requests.family()
         yield self.request_seconds.family()
-        yield self._call_seconds.family()
+        yield self.call_seconds.family()
         yield gauge(
             "leasehold_server_in_flight",
             "Calls of the engine, waiters and streams now.",

@@ -31,6 +31,7 @@ from leasehold.server import spans
 from leasehold.server.app import App, Look
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
+from leasehold.server.demo import Demo
 from leasehold.server.limits import Limits
 from leasehold.server.peers import Peer
 from leasehold.server.protocol import Rules, protocol_for
@@ -187,7 +188,7 @@ async def _serve(
             if (found := health.health) is not None:
                 app.history.note_leader(found.has_leader, service.runtime.wall())
 
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         audit = None
         if settings.audit_file is not None:
             audit = Audit(stack.enter_context(AuditFile(settings.audit_file)), settings.audit_required)
@@ -203,6 +204,11 @@ async def _serve(
         await service.start()
         health = stack.enter_context(contextlib.closing(EngineHealth(settings.engine, addresses=False)))
         app.metrics.sources.append(health)
+        app.dashboard.health = lambda: health.health
+        app.dashboard.admin, app.dashboard.secure = settings.admin, settings.tls is not None
+        if settings.demo:
+            app.dashboard.demo = True
+            await stack.enter_async_context(Demo(app).running())
         server = Server(config, app, on_started, lambda: refresh(force=True))
         if worker is not None:
             relay = service.relay = Relay(worker, service, app.feed)

@@ -63,6 +63,8 @@ class Settings:
     tls: TLSFiles | None = None
     keys: Path | None = None
     no_auth: bool = False
+    admin: bool = False
+    demo: bool = False
     limits: LimitSettings = LimitSettings()
     audit_file: Path | None = None
     audit_required: bool = False
@@ -79,6 +81,8 @@ class Settings:
                 f"workers = {self.workers} cannot be combined with memory://, because each worker would have locks of "
                 "its own: use one worker, or another engine"
             )
+        if self.demo and self.workers > 1:
+            raise ConfigError("demo cannot be combined with workers: each of them would make the traffic of a demo")
         if self.audit_required and self.audit_file is None:
             raise ConfigError("audit.required needs audit.file: name the file, or leave audit.required out")
         if self.no_auth and self.authenticates:
@@ -152,6 +156,8 @@ def read(flags: Mapping[str, object], environ: Mapping[str, str], config: Path |
         if value is not None and value != ():
             setting = _BY_KEY[key]
             values[setting.name] = _checked(setting, value, setting.flag)
+    if values.get("demo") and not flags.get("engine"):
+        values["engine"] = "memory://"  # never the engine of a variable or a file: the demo fills it with its own locks
     return _build(values)
 
 
@@ -356,6 +362,8 @@ SETTINGS: Final = (
     Setting("call_timeout", _seconds(300), "How long one call waits for the engine.", "SECS"),
     Setting("log", _log, "Format of log lines on stderr: json or text.", "FORMAT"),
     Setting("no_auth", _yes_no, "Serve callers without authentication, on any address.", ""),
+    Setting("admin", _yes_no, "Let the dashboard break locks, for keys with the right to break.", ""),
+    Setting("demo", _yes_no, "Fill the dashboard with example traffic, in memory unless -u is given.", ""),
     Setting("auth.keys", _path, "File of API keys, made by `leasehold serve key create`.", "FILE", word="keys"),
     Setting("tls.cert", _path, "Certificate chain of the server, PEM.", "FILE"),
     Setting("tls.key", _path, "Private key of the certificate, PEM. Default: in the file of the certificate.", "FILE"),

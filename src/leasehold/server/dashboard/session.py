@@ -1,0 +1,68 @@
+"""Who looks at the dashboard: an API key that was typed once, and a token that shows that a form is ours.
+
+The browser keeps the key in a cookie that scripts cannot read and other sites cannot make it send. The API does not
+read that cookie, so a web page can do nothing there with it. A key that is revoked or expires ends the session with it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import parse_qsl
+
+from leasehold.server.messages import Request
+from leasehold.server.problems import Problem, invalid
+
+SECONDS: Final = 8 * 3600
+_KEY: Final = "leasehold_key"
+_FORM: Final = "leasehold_form"
+
+
+def authorization(request: Request) -> bytes:
+    """What the API would get as the header of the same name: the header itself, or the key of the cookie."""
+    if given := request.header(b"authorization"):
+        return given
+    key = _cookies(request).get(_KEY, "")
+    return b"Bearer " + key.encode() if key else b""
+
+
+def key_cookie(key: str, secure: bool) -> tuple[bytes, bytes]:
+    """Keeps the key; an empty one forgets it."""
+    return _cookie(_KEY, key, SECONDS if key else 0, secure)
+
+
+def form_token(request: Request, secure: bool) -> tuple[str, tuple[tuple[bytes, bytes], ...]]:
+    """A token for the forms of a page, with the cookie it is compared to."""
+    token = _cookies(request).get(_FORM, "")
+    if len(token) >= 32:
+        return token, ()
+    token = secrets.token_hex(16)
+    return token, (_cookie(_FORM, token, SECONDS, secure),)
+
+
+def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form that this server made. Raises Problem if another page made it."""
+    try:
+        fields = dict(parse_qsl(request.body.decode(), keep_blank_values=True, max_num_fields=20, errors="strict"))
+    except ValueError:
+        raise invalid("the form cannot be read", 400) from None
+    expected = _cookies(request).get(_FORM, "")
+    if len(expected) < 32 or not hmac.compare_digest(fields.get("form", "").encode(), expected.encode()):
+        raise Problem("forbidden", 403, "this form is not of this server, or too old: load the page again")
+    return fields
+
+
+def _cookie(name: str, value: str, seconds: int, secure: bool) -> tuple[bytes, bytes]:
+    flags = "; Secure" if secure else ""
+    return b"set-cookie", f"{name}={value}; Max-Age={seconds}; Path=/; HttpOnly; SameSite=Strict{flags}".encode()
+
+
+def _cookies(request: Request) -> dict[str, str]:
+    jar = SimpleCookie()
+    try:
+        jar.load(request.header(b"cookie").decode("latin-1"))
+    except CookieError:
+        return {}
+    return {name: morsel.value for name, morsel in jar.items()}

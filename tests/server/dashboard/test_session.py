@@ -1,0 +1,110 @@
+"""Logging in with an API key: what the browser keeps, and what other pages and other paths cannot do with it."""
+
+import json
+
+import pytest
+
+from leasehold.server import keys
+from tests.support.dashboard import in_loop, new_key, serving
+
+
+@in_loop
+async def test_page_without_a_key_leads_to_the_login_and_back(tmp_path):
+    key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        answer = await site.get("/locks?tab=risk")
+        assert (answer.status, answer.headers["location"]) == (303, "/login?next=%2Flocks%3Ftab%3Drisk")
+        login = await site.get(answer.headers["location"])
+        assert login.status == 200
+        assert login.page.all("h1")
+        done = await site.post("/login", {"key": key, "next": "/locks?tab=risk"})
+        assert (done.status, done.headers["location"]) == (303, "/locks?tab=risk")
+        page = await site.get("/locks?tab=risk")
+        assert page.status == 200
+        assert "ops" in page.html
+
+
+@in_loop
+async def test_key_is_kept_in_a_cookie_that_only_this_site_can_use(tmp_path):
+    key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        await site.get("/login")
+        for secure in (False, True):
+            site.app.dashboard.secure = secure
+            cookie = (await site.post("/login", {"key": key})).headers["set-cookie"]
+            assert cookie.startswith(f"leasehold_key={key}; Max-Age=28800; Path=/; HttpOnly; SameSite=Strict")
+            assert cookie.endswith("; Secure") == secure
+
+
+@pytest.mark.parametrize("wrong", ["", "lh_ops_" + "0" * 64, "ops", "lh_ops_" + "a" * 600, "\N{SNOWMAN}"])
+@in_loop
+async def test_wrong_key_is_refused_without_a_cookie(wrong, tmp_path):
+    new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        await site.get("/login")
+        answer = await site.post("/login", {"key": wrong})
+        assert answer.status == 401
+        assert "leasehold_key" not in site.cookies
+        assert "not known here" in answer.html
+
+
+@in_loop
+async def test_api_does_not_accept_the_cookie(tmp_path):
+    key = new_key(tmp_path / "keys.toml", "ops", "read,lock,break:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        await site.get("/login")
+        await site.post("/login", {"key": key})
+        answer = await site.request("POST", "/v1/acquire", json.dumps({"name": "a"}).encode())
+        assert answer.status == 401
+
+
+@pytest.mark.parametrize("there", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:1", ""])
+@in_loop
+async def test_login_leads_only_to_pages_of_this_server(there, tmp_path):
+    key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        await site.get("/login")
+        assert (await site.post("/login", {"key": key, "next": there})).headers["location"] == "/"
+
+
+@pytest.mark.parametrize("token", ["", "0" * 32])
+@in_loop
+async def test_form_of_another_page_is_refused(token, tmp_path):
+    key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        await site.get("/login")
+        answer = await site.post("/login", {"key": key, "form": token})
+        assert answer.status == 403
+        assert "leasehold_key" not in site.cookies
+
+
+@in_loop
+async def test_form_without_its_cookie_is_refused(tmp_path):
+    key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        assert (await site.post("/login", {"key": key, "form": ""})).status == 403
+
+
+@in_loop
+async def test_logging_out_and_revoking_the_key_end_the_session(tmp_path):
+    file = tmp_path / "keys.toml"
+    key = new_key(file, "ops", "read:*:")
+    new_key(file, "other", "read:*:")
+    async with serving(key_file=file) as site:
+        await site.get("/login")
+        await site.post("/login", {"key": key})
+        assert (await site.get("/")).status == 200
+        await site.post("/logout", {})
+        assert (await site.get("/")).status == 303
+        await site.post("/login", {"key": key})
+        keys.revoke(file, "ops")
+        site.app.authenticator.refresh(force=True)
+        assert (await site.get("/")).status == 303
+
+
+@in_loop
+async def test_server_without_authentication_needs_no_login():
+    async with serving() as site:
+        answer = await site.get("/")
+        assert answer.status == 200
+        assert "Log out" not in answer.html
