@@ -13,6 +13,7 @@ import pytest
 
 import harness.rigs  # noqa: F401  # makes the rigs of real servers known by name
 from harness.servers.shared import serve_workers
+from tests.support.tiers import OneRuntimePerEngine
 from tests.support.timing import MeasuredTests
 
 # kazoo's threads draw from the global random generator at any time. Hypothesis checks whether a strategy uses that
@@ -31,6 +32,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(MeasuredTests())
+    config.pluginmanager.register(OneRuntimePerEngine())
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         serve_workers()
 

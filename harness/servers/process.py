@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from glob import glob
 from typing import ClassVar, Final, TypeVar
 
 from leasehold.testing.conformance.rig import Absent
@@ -267,9 +268,10 @@ def _is_running(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """All children of a process, and their children."""
+    """All children of a process, whichever of its threads has started them, and their children."""
     found: list[int] = []
-    with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
-        for child in map(int, listed.read().split()):
-            found += [child, *descendants(child)]
+    for children in glob(f"/proc/{pid}/task/*/children"):
+        with suppress(OSError), open(children) as listed:
+            for child in map(int, listed.read().split()):
+                found += [child, *descendants(child)]
     return found

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.rigs import etcd, mysql, postgresql, redis, zookeeper
 from harness.servers.process import Server, free_ports, scratch
 from leasehold import Event, fences
 from leasehold.testing import Absent
@@ -59,29 +60,19 @@ def service() -> type[Service]:
     return Service
 
 
+SERVERS: dict[str, Callable[[], Any]] = {  # of the run: every number has keys, nodes and tables of its own
+    "redis": lambda: redis.single_server()[0],
+    "postgresql": postgresql.server,
+    "mysql": mysql.server,
+    "zookeeper": zookeeper.shared_server,
+    "etcd": lambda: etcd.single_member_cluster().members[0],
+}
+
+
 def start_server(name: str) -> int:
-    """Start a server and return its port."""
-    if name == "redis":
-        from harness.servers.redis import RedisServer
-
-        return RedisServer().start().port
-    if name == "postgresql":
-        from harness.servers.postgresql import PostgreSQL
-
-        return PostgreSQL().start().port
-    if name == "mysql":
-        from harness.servers.mysql import MariaDB
-
-        return MariaDB().start().port
-    if name == "zookeeper":
-        from harness.servers.zookeeper import Zookeeper
-
-        return Zookeeper(scratch(), free_ports(1)[0]).start().port
-    if name == "etcd":
-        from harness.servers.etcd import Etcd
-
-        port, peer = free_ports(2)
-        return Etcd(scratch(), port, [peer]).start().port
+    """Start a server, if none runs yet, and return its port."""
+    if name in SERVERS:
+        return SERVERS[name]().port
     if name == "objects":
         return object_store.serve().server_port
     return Service(name).start().port

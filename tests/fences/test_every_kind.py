@@ -18,6 +18,7 @@ from harness.checkers.history import History
 from leasehold import Client, ConfigError, Lease, StaleToken, Unavailable
 from leasehold.fences import TokenInfo
 from tests.support.fence_kinds import KINDS
+from tests.support.tiers import first_tier
 
 each_kind = pytest.mark.parametrize("kind", [kind for kind in KINDS if "-at-" not in kind])
 ISOLATION_LEVEL_KINDS = [kind for kind in KINDS if "-at-" in kind]  # the same at other isolation levels
@@ -29,6 +30,18 @@ CONCURRENCY_KINDS = [
     *("http-wsgi", "http-asgi"),
     *("postgresql-row-at-repeatable-read", "mysql-row-at-read-committed"),
 ]
+# One kind per server, file and store, where a test starts processes.
+FIRST_TIER = (
+    "file",
+    "sqlite-row",
+    "postgresql-row",
+    "mysql-column",
+    "redis",
+    "zookeeper",
+    "etcd",
+    "object",
+    "http-asgi",
+)
 
 
 @contextmanager
@@ -46,7 +59,7 @@ def successor(client: Client, pid: int) -> Iterator[Lease]:
     lease.release()
 
 
-@each_kind
+@pytest.mark.parametrize("kind", first_tier([kind for kind in KINDS if "-at-" not in kind], FIRST_TIER))
 def test_paused_holder_is_refused_and_value_of_successor_stays(kind, resource, child, tmp_path):
     number, url = resource(kind), f"sqlite://{tmp_path}/locks.db?durable=no"
     paused = child("hold", kind, json.dumps(number.spec), url, 0.5)
@@ -185,17 +198,7 @@ def count_accepted_writes(history: History) -> int:
     return sum(call.succeeded for call in history.calls() if call.began.action == "write")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *CONCURRENCY_KINDS,
-        *(
-            pytest.param(kind, marks=pytest.mark.faults)
-            for kind in ISOLATION_LEVEL_KINDS
-            if kind not in CONCURRENCY_KINDS
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", first_tier(dict.fromkeys([*CONCURRENCY_KINDS, *ISOLATION_LEVEL_KINDS]), FIRST_TIER))
 def test_concurrent_processes_never_write_stale_and_lose_no_update(kind, resource, child, tmp_path):
     number = resource(kind)
     history = run_processes(child, number, kind, tmp_path / "tokens", claims=True, many=5, rounds=30)
@@ -205,13 +208,7 @@ def test_concurrent_processes_never_write_stale_and_lose_no_update(kind, resourc
     assert count_accepted_writes(history) < len(history.calls()), "no call was refused, so this test proves nothing"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=() if kind in ("sqlite-row", "postgresql-row", "redis") else pytest.mark.extended)
-        for kind in CONCURRENCY_KINDS
-    ],
-)
+@pytest.mark.parametrize("kind", first_tier(CONCURRENCY_KINDS, ["sqlite-row"]))
 def test_updates_are_lost_when_reads_do_not_claim_the_fence(kind, resource, child, tmp_path):
     """Shows that the check can fail: if only writes are fenced, two of them can be based on the same value."""
     number = resource(kind)

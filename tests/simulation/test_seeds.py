@@ -1,6 +1,6 @@
 """Seeds of the fault simulation: none may have findings.
 
-`make test` runs 200 of them, `make extended` 800 more, and `make faults` further seeds, as many as `LEASEHOLD_SEEDS`
+`make test` runs 100 of them, `make extended` 400 more, and `make faults` further seeds, as many as `LEASEHOLD_SEEDS`
 says.
 """
 
@@ -12,7 +12,7 @@ import pytest
 
 from harness.simulator.seeds import main, simulate
 
-FIRST_TIER, SECOND_TIER = 200, 1000
+FIRST_TIER, SECOND_TIER = 100, 500
 SEEDS = SECOND_TIER + int(os.environ.get("LEASEHOLD_SEEDS", "1000"))
 CHUNK = 50
 

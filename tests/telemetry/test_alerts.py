@@ -184,11 +184,13 @@ def run_cases(folder, cases: list[dict[str, object]], text: str | None = None):
     return tool("promtool", "prometheus", "test", "rules", folder / "tests.yml")
 
 
+@pytest.mark.extended
 def test_every_alert_fires_on_its_cause_and_none_in_a_healthy_hour(tmp_path):
     done = run_cases(tmp_path, [healthy_case(), *map(cause_case, rules.ALERTS)])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.faults
 def test_thresholds_set_out_of_reach_are_noticed_for_every_alert(tmp_path):
     """The test above would be green for alerts that always fire, or never: so plant such mistakes."""
     never = re.sub(r"(expr: .* (?:>|==) )[\d.]+\"", r'\g<1>1e9"', prometheus.rules_file())

@@ -45,7 +45,10 @@ def run_demo(shell, name, *options):
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.extended if name == "thundering-herd" else ()) for name in NAMES],
+)
 def test_demo_shows_failure_and_fix(name, shell):
     code, report, errors = run_demo(shell, name)
     assert (code, report["demo"], report["as_expected"], errors) == (0, name, True, ""), report

@@ -32,7 +32,7 @@ def test_acquire_release_pair_costs_two_calls_and_reuses_leases(url, member, cla
     assert claims() == {}
 
 
-@pytest.mark.parametrize("waiters", [2, 50, 200])
+@pytest.mark.parametrize("waiters", [2, 50, pytest.param(200, marks=pytest.mark.extended)])
 def test_handoff_cost_is_independent_of_queue_length(url, member, waiters, claims, monkeypatch) -> None:
     # On a machine so slow that this takes seconds, watchdogs also send heartbeats, and waiters would re-check.
     monkeypatch.setattr(timing, "recheck_interval", lambda position: 600.0)

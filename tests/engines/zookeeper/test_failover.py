@@ -34,8 +34,14 @@ def connected_port(session_of) -> Callable[[Client], int]:
     return lambda client: session_of(client)._kazoo._connection._last_server[2]
 
 
-@pytest.mark.parametrize("who", ["leader", "follower"])
-@pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.parametrize(
+    ("how", "who"),
+    [
+        ("kill", "leader"),
+        pytest.param("pause", "leader", marks=pytest.mark.extended),
+        *(pytest.param(how, "follower", marks=pytest.mark.faults) for how in ("kill", "pause")),
+    ],
+)
 def test_loss_of_one_member_costs_no_lease(
     who, how, three_servers, url_of, connected_port, client_pair, count_waiters, wait_until
 ) -> None:
@@ -93,6 +99,7 @@ def test_restart_of_the_whole_ensemble_keeps_leases(three_servers, url_of, clien
             assert lease.token > pair.first_lease.token
 
 
+@pytest.mark.faults
 def test_full_disk_stops_one_member_and_costs_no_lease(url_of, client_pair, wait_until) -> None:
     """The disk is full by a file size limit: the member's log cannot grow, and the member stops."""
     rig_or_skip(ZookeeperRig)

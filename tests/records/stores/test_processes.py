@@ -15,6 +15,7 @@ from leasehold import Client
 from leasehold.records import stores
 from tests.records.stores.conftest import ENGINE_STORES
 from tests.support.paths import SUPPORT
+from tests.support.tiers import first_tier
 
 CHILD = SUPPORT / "once_child.py"
 
@@ -109,7 +110,7 @@ def shop(server, url_of):
 @pytest.mark.parametrize(
     ("size", "kills"), [(6, 2), pytest.param(50, 10, marks=pytest.mark.faults)], ids=["short", "whole"]
 )
-@pytest.mark.parametrize("kind", ["postgresql", "mysql", *ENGINE_STORES])
+@pytest.mark.parametrize("kind", first_tier(["postgresql", "mysql", *ENGINE_STORES], ["postgresql", "redis"]))
 def test_effect_happens_exactly_once_when_runners_are_killed(kind, size, kills, shop, url_of, tmp_path, key):
     """On PostgreSQL and MySQL, effect and record commit together. Elsewhere they cannot, so the resource gets the
     key."""
@@ -139,7 +140,9 @@ def test_effect_happens_exactly_once_when_runners_are_killed(kind, size, kills, 
     print(f"{kind}: {size} processes, {kills} killed, one effect, in {time.monotonic() - began:.1f} s")
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mysql", *ENGINE_STORES])
+@pytest.mark.parametrize(
+    "kind", first_tier(["sqlite", "postgresql", "mysql", *ENGINE_STORES], ["sqlite", "mysql", "etcd"])
+)
 def test_runner_paused_past_its_lease_is_replaced_and_refused(kind, url_of, tmp_path, key):
     """The runner is stopped, not killed: it resumes and believes that it is the only one."""
     arguments = (f"sqlite://{tmp_path}/locks.db?durable=no", url_of(kind), key, 1.0)

@@ -1,0 +1,43 @@
+"""Which combinations of a test run in the first two tiers. `make faults` runs the rest.
+
+A test over several resources that starts processes keeps one resource of each kind: `first_tier`.
+
+A test that would run on one engine in blocking mode and under asyncio runs in one of them, which a checksum of its name
+chooses: over all engines it still meets both. What differs is below the engines, in `leasehold.runtime`. The memory
+engine is quick and has both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+from zlib import crc32
+
+import pytest
+
+from leasehold.testing.conformance.rig import RUNTIMES
+
+_FOLDERS: Final = ("tests/conformance/test_conformance.py", "tests/engines/test_", "tests/records/stores/")
+
+
+def first_tier(values: Iterable[str], kept: Collection[str]) -> list[Any]:
+    """Parameters of a test: those that are not `kept` are left to `make faults`."""
+    return [pytest.param(value, marks=() if value in kept else pytest.mark.faults) for value in values]
+
+
+class OneRuntimePerEngine:
+    """The pytest plug-in: marks `faults` what runs in the other runtime too."""
+
+    @pytest.hookimpl(tryfirst=True)  # before pytest chooses by mark
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        pairs: defaultdict[str, dict[str, pytest.Item]] = defaultdict(dict)
+        for item in items:
+            path, _, identifiers = item.nodeid.partition("[")
+            words = identifiers.rstrip("]").split("-")
+            runtime = next((word for word in words if word in RUNTIMES), None)
+            if runtime and path.startswith(_FOLDERS) and ("memory" not in words or "http" in words):
+                pairs[item.nodeid.replace(runtime, "", 1)][runtime] = item
+        for name, pair in pairs.items():
+            if len(pair) == len(RUNTIMES):
+                pair[RUNTIMES[crc32(name.encode()) % 2]].add_marker(pytest.mark.faults)
