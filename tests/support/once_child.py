@@ -2,7 +2,8 @@
 
 once_child.py pay LOCKS STORE DATABASE KEY SECONDS TTL        pays once for KEY; STORE: a URL, or "within"
 once_child.py sleep LOCKS STORE KEY TTL                       runs once for KEY, until its input ends
-once_child.py ticks LOCKS STORE NAME EVERY COUNT FILE         reads a tick, runs COUNT from there, appends them to FILE
+once_child.py ticks LOCKS STORE NAME EVERY COUNT FILE
+    reads a tick, runs COUNT from there and appends them to FILE; on a busy machine until all processes have run COUNT
 """
 
 import os
@@ -10,6 +11,7 @@ import select
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from leasehold import Client, LeaseholdError
@@ -88,7 +90,8 @@ def ticks(locks: str, store: str, name: str, every: str, count: str, file: str) 
         first = int(sys.stdin.readline())
         while time.time() < first * seconds:
             time.sleep(seconds / 20)
-        while time.time() < (first + int(count) - 0.5) * seconds:
+        end = (first + int(count) - 0.5) * seconds
+        while time.time() < end or len(Path(file).read_text().splitlines()) < int(count):
             try:
                 job.run_due(work)
             except LeaseholdError as error:

@@ -195,11 +195,10 @@ def test_tick_runs_once_when_clocks_differ_by_two_seconds(kind, every, count, tm
         for child in made:
             print(first, file=child.process.stdin, flush=True)
         assert [child.end(120) for child in made] == [0] * len(made)
-    last = first + count - 1
     clocks = [float(child.lines[0].split()[1]) for child in made]
     assert max(clocks) - min(clocks) > 2, "the clocks must differ"
     lines = [line.split() for line in runs.read_text().splitlines()]
     ticks = [int(number) for number, _ in lines]
-    assert ticks[:count] == list(range(first, last + 1)), "every tick must run once, in order"
-    assert ticks[count:] in ([], [last + 1])  # the next tick may come during the last check
+    assert len(ticks) >= count  # the next ticks may come before the last process has seen that
+    assert ticks == list(range(first, first + len(ticks))), "every tick must run once, in order"
     print(f"{kind}: {count} ticks, {len(ticks)} runs, by {len({pid for _, pid in lines})} processes")
