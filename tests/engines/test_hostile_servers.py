@@ -29,6 +29,7 @@ from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.child_process import Child
 from tests.support.paths import SUPPORT
+from tests.support.tiers import first_tier
 from tests.support.timing import MEASURING, check_elapsed
 
 CALL_TIMEOUT = 0.4
@@ -215,6 +216,7 @@ def test_hostile_answers_break_no_promise(make_case, engine) -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("engine", first_tier(sorted(ANSWERS), ["redis", "postgresql"]), indirect=True)
 def test_floods_break_no_promise(make_case, engine) -> None:
     """One after the other: a flood keeps a processor busy."""
     assert_no_promise_broken([answer for answer in ANSWERS[engine] if answer.floods], [make_case()], engine)
