@@ -19,7 +19,7 @@ from leasehold.engines.mysql.errors import ENGINE, SERVER, connection_refused, n
 from leasehold.engines.mysql.session import MySession
 from leasehold.engines.mysql.url import MyTarget
 from leasehold.engines.sql.connect import resolve, split_deadline
-from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError, decoding
+from leasehold.engines.sql.session import DatabaseServer, Decoding, SqlConnectionLost, SqlServerError
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -214,7 +214,7 @@ async def _prepare_session(
     await session.execute(settings.encode(), (), deadline)
     await session.execute(_ISOLATION, (), deadline)
     rows = await session.execute(_SESSION_QUERY, (), deadline)
-    with decoding(SERVER, ENGINE):
+    with Decoding(SERVER, ENGINE):
         ((reported_id, identity, flush, read_only, *_),) = rows
     if read_only not in ("0", "OFF") and not allow_replica:
         raise Unavailable(

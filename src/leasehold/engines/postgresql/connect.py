@@ -16,7 +16,7 @@ from leasehold.engines.postgresql.errors import ENGINE, SERVER, connection_refus
 from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import PgTarget
 from leasehold.engines.sql.connect import resolve, split_deadline
-from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlServerError, decoding
+from leasehold.engines.sql.session import DatabaseServer, Decoding, SqlConnectionLost, SqlServerError
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -133,7 +133,7 @@ async def _prepare_session(
         raise ConfigError("PostgreSQL: lock names are Unicode text; use a database whose encoding is UTF8")
     settings = _SETTINGS | {"statement_timeout": str(int(statement_timeout * 1000))}
     rows = await session.execute(_SESSION_QUERY, (pg.backend_pid, list(settings), list(settings.values())), deadline)
-    with decoding(SERVER, ENGINE):
+    with Decoding(SERVER, ENGINE):
         ((direct, standby, fsync, identity, _),) = rows
     if standby == "t" and not allow_standby:
         raise Unavailable(

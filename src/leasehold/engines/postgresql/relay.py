@@ -86,22 +86,26 @@ class Relay:
 
     def send(self) -> bool:
         """Send what libpq has written. False: the socket is full, and the rest has to wait."""
-        with suppress(OSError):  # an end of the connection is noticed by the next `receive`
+        try:
+            server, libpq = self.server, self._pair_end
             while True:
                 if not self._outgoing:
-                    with suppress(BlockingIOError):
-                        self._outgoing = self._pair_end.recv(_SEND_SIZE)
+                    try:
+                        self._outgoing = libpq.recv(_SEND_SIZE)
+                    except BlockingIOError:
+                        return True
                     if not self._outgoing:
                         return True
                 try:
-                    sent = self.server.send(self._outgoing)
+                    sent = server.send(self._outgoing)
                 except BlockingIOError:
                     return False
                 is_last = len(self._outgoing) < _SEND_SIZE
                 self._outgoing = self._outgoing[sent:]
                 if is_last and not self._outgoing:
                     return True
-        return True
+        except OSError:  # an end of the connection is noticed by the next `receive`
+            return True
 
     def start_reply(self, max_size: int) -> None:
         """The next reply may have up to `max_size` bytes."""

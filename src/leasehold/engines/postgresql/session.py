@@ -28,13 +28,13 @@ from leasehold.engines.sql.session import (
     IDLE,
     MAX_LARGE_REPLY_SIZE,
     MAX_REPLY_SIZE,
+    Decoding,
     DrainingSocket,
     Row,
     SqlConnectionLost,
     SqlServerError,
     SqlSession,
     Value,
-    decoding,
 )
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
@@ -43,6 +43,7 @@ from leasehold.runtime.base import Runtime
 _DONE: Final = (int(pq.ExecStatus.TUPLES_OK), int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.EMPTY_QUERY))
 _SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
 _OPEN: Final = int(pq.ConnStatus.OK)
+_DECODING: Final = Decoding(SERVER, ENGINE)
 _PIPELINE_OFF: Final = int(pq.PipelineStatus.OFF)
 
 
@@ -74,7 +75,7 @@ class PgSession(SqlSession):
             if not was_prepared:  # preparing it may be what failed
                 self._prepared.pop(statement, None)
             raise
-        with decoding(SERVER, ENGINE):
+        with _DECODING:
             return decode_rows(result)
 
     async def run(self, script: str, deadline: float) -> None:

@@ -9,7 +9,6 @@ what a verb does under the lock of its bucket's row, and `lock_state.sql` is the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -20,7 +19,7 @@ from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.sql.codec import holdings, key, micros, seconds
 from leasehold.engines.sql.connection import SerialConnection
 from leasehold.engines.sql.listener import SqlListener
-from leasehold.engines.sql.session import Row, decoding
+from leasehold.engines.sql.session import Decoding, Row
 from leasehold.errors import ConfigError, LeaseholdError, Mismatch, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Traits
 from leasehold.runtime.base import Runtime
@@ -57,6 +56,7 @@ class SqlEngine:
             best_traits,
         )
         self._attempts = 0
+        self._decoding = Decoding(self._connection.server_name, self.name)
         self._never_applied: set[str] = set()  # id hashes of attempts that the server never applied
         registry.engines.add(self)
 
@@ -115,7 +115,7 @@ class SqlEngine:
             if not_applied and not already_queued:
                 self._never_applied.add(claim.id_hash)
             raise
-        with self._decoding():
+        with self._decoding:
             (row,) = rows
             return _reply(claim, self._connection.decode_reply(row))
 
@@ -141,7 +141,7 @@ class SqlEngine:
     async def _renew(self, claims: list[Claim], deadline: float) -> list[Alive | Gone]:
         values: tuple[Any, ...] = (*self._renewal_columns(claims), self._lock_timeout_ms(deadline))
         rows = await self._connection.call("renew", values, deadline)
-        with self._decoding():
+        with self._decoding:
             return [_renewal(life, why) for life, why in _in_order(rows, len(claims))]
 
     def _renewal_columns(self, claims: list[Claim]) -> list[list[Any]]:
@@ -152,7 +152,7 @@ class SqlEngine:
         buckets = [bucket(c.name) for c in claims]
         columns = ([c.namespace for c in claims], buckets, [c.name for c in claims], [c.id_hash for c in claims])
         rows = await self._connection.call("heartbeat", (*columns, self._lock_timeout_ms(deadline)), deadline)
-        with self._decoding():
+        with self._decoding:
             return [
                 # Position 1 stands for any position but the head.
                 Alive(WAITER_TTL, 1 if behind == "t" else None) if known == "t" else Gone()
@@ -165,24 +165,24 @@ class SqlEngine:
             rows = await self._connection.call("release", self._release_args(claim, deadline), deadline)
         except ConfigError as error:  # the server was usable when it granted the claim, so a retry may succeed
             raise Unavailable(str(error), engine=self.name) from error
-        with self._decoding():
+        with self._decoding:
             return not rows or rows[0][0] == "t"
 
     async def decline(self, claim: Claim, deadline: float) -> bool:
         values = (*key(claim), self._listener.address, self._lock_timeout_ms(deadline))
         rows = await self._connection.call("decline", values, deadline)
-        with self._decoding():
+        with self._decoding:
             return rows[0][0] == "t"
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         values = (namespace, bucket(name), name, token, self._lock_timeout_ms(deadline))
         rows = await self._connection.call("break", values, deadline)
-        with self._decoding():
+        with self._decoding:
             return rows[0][0] == "t"
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         rows = await self._connection.call("inspect", (namespace, prefix, exact), deadline)
-        with self._decoding():
+        with self._decoding:
             return holdings(namespace, rows)
 
     async def ping(self, deadline: float) -> None:
@@ -205,9 +205,6 @@ class SqlEngine:
 
     def _release_args(self, claim: Claim, deadline: float) -> tuple[Any, ...]:
         return (*key(claim), claim.min_hold >= 0, bool(claim.id), self._lock_timeout_ms(deadline))
-
-    def _decoding(self) -> AbstractContextManager[None]:
-        return decoding(self._connection.server_name, self.name)
 
     def after_fork(self) -> None:
         self._connection.after_fork()
