@@ -162,7 +162,7 @@ def test_verify_says_what_a_crash_left(shell, written):
         (["verify", "x.jsonl", "--key-file", "none"], 78, "there is no key file"),
         (["show", "x.jsonl", "--since", "yesterday"], 64, "neither a duration such as 2h nor a time"),
         (["show", "x.jsonl", "--token", "x"], 64, "is not a valid"),
-        (["list"], 64, "there is no command 'list'"),
+        (["list"], 64, "No such command 'list'"),
     ],
 )
 def test_bad_input_is_named_in_one_line(shell, arguments, code, text):

@@ -15,7 +15,7 @@ import click
 
 from leasehold import __version__
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import discard_stdout, global_options, say, write_stderr
+from leasehold.cli.console import discard_stdout, say, write_stderr
 from leasehold.cli.help import WIDTH, Group
 from leasehold.cli.run.signals import Interrupted, raise_on_signals
 from leasehold.errors import LeaseholdError, NotAcquired
@@ -61,7 +61,8 @@ COMMANDS = {
     cls=Group,
     lazy_commands=COMMANDS,
     examples=EXAMPLES,
-    params=global_options(for_command=False),
+    codes=exit_codes.MEANING,
+    is_program=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "show_default": False},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="leasehold", message="%(prog)s %(version)s")

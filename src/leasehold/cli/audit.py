@@ -43,7 +43,7 @@ _COLUMNS = ("TIME", "RECORD", "ACTION", "NAME", "TOKEN", "WHO", "DETAILS")
     "audit",
     cls=Group,
     examples=EXAMPLES,
-    codes=(exit_codes.OK, exit_codes.CHECK_FAILED, exit_codes.USAGE, exit_codes.OUTPUT, exit_codes.CONFIG),
+    codes=(exit_codes.CHECK_FAILED, exit_codes.CONFIG),
 )
 def audit() -> None:
     """Check and read audit files.

@@ -5,7 +5,7 @@ click re-wraps paragraphs; the `examples` of a command are printed line by line,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
@@ -38,53 +38,51 @@ _OTHER_WORDS: Final = {
 
 class Command(click.Command):
     """A command with examples. `codes` are its possible exit codes other than 0, 64 and, if it `prints` data, 74. One
-    that talks to an engine (69) may also end with 77.
+    that talks to an engine (69) may also end with 77. `is_program`: not a command, but the program itself.
     """
 
     other_codes: ClassVar[Sequence[tuple[str, str]]] = ()  # rows below the table of exit codes
 
     def __init__(
-        self, *args: Any, examples: str = "", codes: Sequence[int] = (), prints: bool = True, **kwargs: Any
+        self,
+        *args: Any,
+        examples: str = "",
+        codes: Iterable[int] = (),
+        prints: bool = True,
+        is_program: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.params += global_options(for_command=True)
+        self._is_program = is_program
+        self.params = [*global_options(for_command=not is_program), *self.params]
         self.examples = examples.strip("\n")
         possible = {exit_codes.OK, exit_codes.USAGE, *codes}
         if prints:
             possible.add(exit_codes.OUTPUT)
-        if exit_codes.UNREACHABLE in codes:
+        if exit_codes.UNREACHABLE in possible:
             possible.add(exit_codes.NOT_PERMITTED)
         self.codes = sorted(possible)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(
-                "The global options (-u, --namespace, -o, -q, -v; see `leasehold --help`) work here, too."
-            )
+        if not self._is_program:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(
+                    "The global options (-u, --namespace, -o, -q, -v; see `leasehold --help`) work here, too."
+                )
         write_examples(formatter, self.examples)
         write_codes(formatter, self.codes, self.other_codes)
 
 
-class Group(click.Group):
+class Group(Command, click.Group):
     """The program itself, or a command that has commands. Commands are listed by usefulness, not alphabetically."""
 
     command_class = Command
 
-    def __init__(
-        self,
-        *args: Any,
-        examples: str = "",
-        codes: Sequence[int] = tuple(exit_codes.MEANING),
-        lazy_commands: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, lazy_commands: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         """`lazy_commands`: names of commands -> "module:attribute"."""
         super().__init__(*args, **kwargs)
         self._lazy_commands = lazy_commands or {}
-        if not self.params:
-            self.params = [*global_options(for_command=True)]
-        self.examples, self.codes = examples.strip("\n"), codes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self._lazy_commands, *(name for name in self.commands if name not in self._lazy_commands)]
@@ -98,20 +96,10 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if self.get_command(ctx, args[0]) is None and (ours := _OTHER_WORDS.get(args[0])):
+        ours = _OTHER_WORDS.get(args[0]) if self._is_program else None
+        if ours and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"there is no command {args[0]!r}: see " + " or ".join(f"`leasehold {word}`" for word in ours))
         return super().resolve_command(ctx, args)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(formatter, self.examples)
-        write_codes(formatter, self.codes)
-
-
-class CommandGroup(Command, click.Group):
-    """A command that has commands of its own. Called without one, it runs itself if `invoke_without_command`."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 def write_examples(formatter: click.HelpFormatter, examples: str) -> None:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console, write_stderr
-from leasehold.cli.help import CommandGroup
+from leasehold.cli.help import Group
 from leasehold.cli.serve_key import key
 from leasehold.errors import ConfigError
 from leasehold.server.settings import CONFIG_VARIABLE, SETTINGS, Setting, read
@@ -57,9 +57,9 @@ def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., An
 
 @click.group(
     "serve",
-    cls=CommandGroup,
+    cls=Group,
     invoke_without_command=True,
-    subcommand_metavar="[key ...]",
+    subcommand_metavar="[COMMAND [ARGS]...]",
     examples=EXAMPLES,
     codes=(exit_codes.CONFIG,),
     prints=False,

@@ -10,7 +10,7 @@ import click
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command, CommandGroup
+from leasehold.cli.help import Command, Group
 from leasehold.cli.options import positive_seconds
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
@@ -40,7 +40,7 @@ leasehold serve key create web.internal --certificate --allow lock:: --keys keys
 MAX_EXPIRES = 100 * 365 * 86_400
 
 
-@click.group("key", cls=CommandGroup, examples=EXAMPLES, prints=False)
+@click.group("key", cls=Group, examples=EXAMPLES, prints=False)
 def key() -> None:
     """Create, list and revoke the API keys of a lock server.
 
