@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from leasehold.core.breaker import MAX_UNANSWERED, PROBE_INTERVAL, Breaker
-from leasehold.engines.base import Engine
+from leasehold.engines.base import Engine, WrappedEngine
 from leasehold.errors import LeaseholdError, NotSent, Reentered, Unavailable
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
@@ -61,22 +61,15 @@ class SharedBreaker:
             self._report(True, f"{_OPENED}; last: {error}")
 
 
-class BreakerEngine:
+class BreakerEngine(WrappedEngine):
     """The verbs of another engine, behind a breaker. Verbs of that engine alone, such as those for records, pass."""
 
     def __init__(self, engine: Engine, breaker: SharedBreaker) -> None:
-        self._engine, self._breaker = engine, breaker
+        super().__init__(engine)
+        self._breaker = breaker
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
-
-    @property
-    def traits(self) -> Traits:
-        return self._engine.traits
-
-    @property
-    def queues_at_once(self) -> bool:
-        return self._engine.queues_at_once
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         self._breaker.refuse_if_open()
@@ -107,21 +100,6 @@ class BreakerEngine:
         else:
             self._breaker.on_answer()
         return replies
-
-    async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
-        await self._engine.wait(claim, busy, seconds)
-
-    def forget(self, claim: Claim) -> None:
-        self._engine.forget(claim)
-
-    def disown(self, claim: Claim) -> None:
-        self._engine.disown(claim)
-
-    def after_fork(self) -> None:
-        self._engine.after_fork()
-
-    async def close(self) -> None:
-        await self._engine.close()
 
     async def _counted(self, call: Awaitable[T]) -> T:
         try:

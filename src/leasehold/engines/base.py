@@ -108,4 +108,34 @@ class Engine(Protocol):
     # the engine's clock has given so far; returns the number after which they begin.
 
 
+class WrappedEngine:
+    """The methods that send nothing, passed on to another engine: for engines that only add to the other verbs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def traits(self) -> Traits:
+        return self._engine.traits
+
+    @property
+    def queues_at_once(self) -> bool:
+        return self._engine.queues_at_once
+
+    async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
+        await self._engine.wait(claim, busy, seconds)
+
+    def forget(self, claim: Claim) -> None:
+        self._engine.forget(claim)
+
+    def disown(self, claim: Claim) -> None:
+        self._engine.disown(claim)
+
+    def after_fork(self) -> None:
+        self._engine.after_fork()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
 Opener: TypeAlias = "Callable[[EngineConfig, Runtime, ClaimRegistry], Engine]"

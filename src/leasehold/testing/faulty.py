@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from leasehold.config import EngineConfig
-from leasehold.engines.base import Engine, Opener
+from leasehold.engines.base import Engine, Opener, WrappedEngine
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.errors import LeaseholdError, Unavailable
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
@@ -152,21 +152,14 @@ def faulty(opener: Opener, faults: Faults) -> Opener:
     return open_
 
 
-class FaultyEngine:
+class FaultyEngine(WrappedEngine):
     """The verbs of another engine, each through `Faults`."""
 
     def __init__(self, engine: Engine, runtime: Runtime, registry: ClaimRegistry, faults: Faults) -> None:
-        self._engine, self._runtime, self._registry, self._faults = engine, runtime, registry, faults
+        super().__init__(engine)
+        self._runtime, self._registry, self._faults = runtime, registry, faults
         self._answers: dict[tuple[Verb, str], Any] = {}
         self._repeats: list[tuple[int, str, Callable[[], Awaitable[object]]]] = []
-
-    @property
-    def traits(self) -> Traits:
-        return self._engine.traits
-
-    @property
-    def queues_at_once(self) -> bool:
-        return self._engine.queues_at_once
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
         return await self._call("attempt", claim.id_hash, deadline, lambda: self._engine.attempt(claim, deadline))
@@ -216,15 +209,6 @@ class FaultyEngine:
         else:
             self._registry.remove_waiter(claim.id_hash)
             self._registry.retry_release(claim)
-
-    def disown(self, claim: Claim) -> None:
-        self._engine.disown(claim)
-
-    def after_fork(self) -> None:
-        self._engine.after_fork()
-
-    async def close(self) -> None:
-        await self._engine.close()
 
     async def _call(self, verb: Verb, subject: str, deadline: float, send: Callable[[], Awaitable[T]]) -> T:
         fault = self._faults.next_fault(verb)

@@ -22,7 +22,7 @@ from leasehold.engines.mysql.session import MySession, packet
 from leasehold.engines.mysql.url import MyOptions
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.engines.sql import listener
-from leasehold.engines.sql.session import DatabaseServer, SqlConnectionLost, SqlSession
+from leasehold.engines.sql.session import SqlConnectionLost, SqlSession
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -33,6 +33,9 @@ _Seen: TypeAlias = "frozenset[tuple[str | None, ...]]"
 
 
 class MyListener(listener.SqlListener):
+    _not_direct = "a proxy in between hands calls to other sessions; pass listen=no"
+    _other_server = "calls are sent to another server"
+
     def __init__(self, options: MyOptions, registry: ClaimRegistry, runtime: Runtime) -> None:
         super().__init__(registry, runtime, ENGINE, enabled=options.listen and options.procedures)
         self._options = options
@@ -40,13 +43,6 @@ class MyListener(listener.SqlListener):
 
     async def _open(self, runtime: Runtime, deadline: float) -> MySession:
         return await connect.open_session(self._options.target, runtime, deadline, 0.0)
-
-    def _unusable_reason(self, server: DatabaseServer, call_server: DatabaseServer | None) -> str:
-        if not server.direct:
-            return "a proxy in between hands calls to other sessions; pass listen=no"
-        if call_server is not None and server.identity != call_server.identity:
-            return "calls are sent to another server"
-        return ""
 
     async def _start_listening(
         self, session: SqlSession, address: str, runtime: Runtime, deadline: float

@@ -16,7 +16,7 @@ from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import PgTarget
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.engines.sql import listener
-from leasehold.engines.sql.session import DatabaseServer, SqlSession
+from leasehold.engines.sql.session import SqlSession
 from leasehold.runtime.base import Runtime
 
 _MAX_WAIT: Final = 3600.0
@@ -27,6 +27,9 @@ _LISTEN: Final = (
 
 
 class PgListener(listener.SqlListener):
+    _not_direct = "a connection pooler is in between; pass listen_url=URL (direct to the server) or listen=no"
+    _other_server = "listen_url points to another server or to another database"
+
     def __init__(self, target: PgTarget | None, registry: ClaimRegistry, runtime: Runtime) -> None:
         super().__init__(registry, runtime, ENGINE, enabled=target is not None)
         self._target = target
@@ -34,13 +37,6 @@ class PgListener(listener.SqlListener):
     async def _open(self, runtime: Runtime, deadline: float) -> PgSession:
         assert self._target is not None  # noqa: S101  # for the type checker
         return await connect.open_session(self._target, runtime, deadline, 0.0)
-
-    def _unusable_reason(self, server: DatabaseServer, call_server: DatabaseServer | None) -> str:
-        if not server.direct:
-            return "a connection pooler is in between; pass listen_url=URL (direct to the server) or listen=no"
-        if call_server is not None and server.identity != call_server.identity:
-            return "listen_url points to another server or to another database"
-        return ""
 
     async def _start_listening(
         self, session: SqlSession, address: str, runtime: Runtime, deadline: float

@@ -77,11 +77,14 @@ class BlockingPool:
         except BaseException as error:
             self._drop(stream, error, compensation)
             raise
+        self._put_back(stream)
+        return reply
+
+    def _put_back(self, stream: SocketStream) -> None:
         if len(self._idle) < self._max_idle:
             self._idle.append(stream)
         else:
             self._drop(stream)
-        return reply
 
     async def _call_on_new(self, packed: bytes, deadline: float, compensation: Compensation) -> Any:
         self._idle.append(await self._open(deadline))
@@ -101,10 +104,7 @@ class BlockingPool:
         except BaseException as error:
             self._drop(stream, error, compensation)
             raise
-        if len(self._idle) < self._max_idle:
-            self._idle.append(stream)
-        else:
-            self._drop(stream)
+        self._put_back(stream)
         return replies
 
     def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:

@@ -15,7 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 from weakref import ReferenceType, ref
 
 from leasehold.core.timing import WAITER_TTL
@@ -35,6 +35,9 @@ ListenLoop: TypeAlias = "Callable[[Runtime, ReferenceType[ClaimRegistry]], Corou
 
 class SqlListener(ABC):
     """Receives a client's notifications. Shared by its two engine instances. Subclasses know one kind of server."""
+
+    _not_direct: ClassVar[str]  # why notifications do not reach a session behind a pooler or proxy, and what to do
+    _other_server: ClassVar[str]  # the same of a session with another server than the calls go to
 
     def __init__(self, registry: ClaimRegistry, runtime: Runtime, engine: str, enabled: bool) -> None:
         self._registry_ref, self._runtime, self._engine = ref(registry), runtime, engine
@@ -60,9 +63,13 @@ class SqlListener(ABC):
         """Subscribe the session to an address. The result is the loop that a thread runs until the session ends; it
         then raises OSError."""
 
-    @abstractmethod
     def _unusable_reason(self, server: DatabaseServer, call_server: DatabaseServer | None) -> str:
         """Why notifications would not reach this session; empty if they do."""
+        if not server.direct:
+            return self._not_direct
+        if call_server is not None and server.identity != call_server.identity:
+            return self._other_server
+        return ""
 
     async def ensure_listening(self, runtime: Runtime, deadline: float, call_server: DatabaseServer | None) -> str:
         """This client's address, once its session listens; empty if it has to poll."""
