@@ -61,7 +61,7 @@ def pairs(server: MariaDB, times: int) -> Iterator[BenchCase]:
     yield BenchCase(
         "leasehold mysql://, procedures=no", repeat_with(Client(url(server, "?procedures=no")).lock("plain")), times
     )
-    yield BenchCase("GET_LOCK: no lease, no token, no line", get_lock(server), times)
+    yield BenchCase("GET_LOCK: no lease, no token, no queue", get_lock(server), times)
 
 
 def get_lock(server: MariaDB) -> Callable[[int], None]:

@@ -53,7 +53,7 @@ def pairs(server: PostgreSQL, times: int) -> Iterator[BenchCase]:
                 pass
 
     yield BenchCase("leasehold postgresql://, async with", lambda times: loop.run_until_complete(main(times)), times)
-    yield BenchCase("advisory lock: no lease, no token, no line", advisory(server), times)
+    yield BenchCase("advisory lock: no lease, no token, no queue", advisory(server), times)
     for name, lock in peers(server):
         yield BenchCase(name, repeat_with(lock), times)
 

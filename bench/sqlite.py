@@ -81,7 +81,7 @@ def peers(folder: str) -> Iterator[tuple[str, Any]]:
         sherlock.configure(backend=sherlock.backends.FILE, expire=60)
         return sherlock.FileLock("bench", client=Path(folder))
 
-    yield from usable_peers({"filelock: no lease, no token, no line": filelock, "sherlock's file lock": sherlock})
+    yield from usable_peers({"filelock: no lease, no token, no queue": filelock, "sherlock's file lock": sherlock})
 
 
 # ------------------------------------------------------------------ hand-off
