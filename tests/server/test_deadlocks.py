@@ -1,8 +1,13 @@
 """Circles and blocking chains in a picture."""
 
+import pytest
+
 from leasehold.model import Holder, Holding
 from leasehold.server import deadlocks
+from leasehold.server.auth import Caller
 from leasehold.server.history import History
+from leasehold.server.keys import Right
+from leasehold.server.looking import may_see
 from leasehold.server.picture import Picture, Snapshot
 
 
@@ -54,6 +59,18 @@ def test_deadlock_is_one_incident_once_two_pictures_show_it():
     history.observe(picture(*CIRCLE[:2], as_of=103.0).snapshot)
     assert incident.ended_at == 103.0
     assert history.deadlocks("") == 0
+
+
+@pytest.mark.parametrize(
+    ("right", "seen"), [("read::", True), ("read:*:", True), ("read::b", False), ("read::a", False), ("lock::", False)]
+)
+def test_deadlock_is_shown_only_to_callers_that_may_read_all_its_names(right, seen):
+    """Its text has all names and holders of the circle."""
+    history = History(lambda: 100.0)
+    for as_of in (101.0, 102.0):
+        history.observe(picture(*CIRCLE, as_of=as_of).snapshot)
+    (incident,) = history.incidents()
+    assert may_see(Caller("web", (Right.parse(right),)), incident) is seen
 
 
 def test_chain_leads_to_the_lock_that_all_wait_for():

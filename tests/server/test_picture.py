@@ -352,6 +352,27 @@ async def test_caller_that_lists_locks_sees_its_own_grant_and_release():
 
 
 @in_loop
+async def test_refusal_that_a_fence_reports_is_shown_and_changes_nothing():
+    async with application() as app:
+        body = {"name": "orders/42", "id": "an-id-of-sixteen-or-more"}
+        token = (await ask(app, "POST", "/v1/acquire", body)).json["token"]
+        report = {"name": "orders/42", "token": token, "seen": token + 1, "fence": "sql", "reason": "table settlements"}
+        assert (await ask(app, "POST", "/v1/refusals", report)).json == {"noted": True}
+        (grant,) = (await ask(app, "GET", "/v1/history", query=b"name=orders/42")).json["grants"]
+        assert [each[1:] for each in grant["refused"]] == [["sql", token + 1]]
+        assert grant["end"] is None
+        (incident,) = (await ask(app, "GET", "/v1/incidents")).json["incidents"]
+        assert (incident["kind"], incident["holder"], incident["reason"]) == (
+            "stale_token",
+            "anyone",
+            "table settlements",
+        )
+        assert b'leasehold_stale_tokens_total{engine="memory",fence="sql"' in (await ask(app, "GET", "/metrics")).body
+        bad = await ask(app, "POST", "/v1/refusals", {**report, "fence": "wooden"})
+        assert (bad.status, bad.kind) == (422, "invalid")
+
+
+@in_loop
 async def test_failure_of_the_history_harms_no_verb(caplog):
     async with application() as app:
         app.history = broken_pictures

@@ -142,6 +142,10 @@ def incidents(tenant, key, lease):
     return permitted(tenant.server.get(path, key=key), 200)
 
 
+def refusals(tenant, key, lease):
+    return permitted(tenant.server.post("/v1/refusals", select(lease, "namespace", "name", "token"), key=key), 200)
+
+
 def events(tenant, key, lease):
     return permitted(tenant.server.open(f"/v1/events?namespace={lease['namespace']}&prefix={PREFIX}", key=key), 200)
 
@@ -166,6 +170,7 @@ ROUTE_CASES = {
     "/v1/release": [("lock", release)],
     "/v1/break": [("break", break_)],
     "/v1/locks": [("read", locks), ("read", exact_locks)],
+    "/v1/refusals": [("lock", refusals)],
     "/v1/owners": [("read", owners)],
     "/v1/history": [("read", history)],
     "/v1/incidents": [("read", incidents)],

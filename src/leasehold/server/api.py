@@ -173,6 +173,19 @@ async def break_(app: App, request: Request) -> Response:
     return json_response(schemas.Broken(broken))
 
 
+async def refusal(app: App, request: Request) -> Response:
+    """A fence reports a token that it refused, for the history, events, metrics and the audit log. Nothing else."""
+    body = read_body(schemas.RefusalBody, request.body)
+    with checked():
+        namespace, name = check_namespace(body.namespace), check_name(body.name)
+    request.allow("lock", namespace, name)
+    if not ((body.holder or "") + body.reason).isprintable():
+        raise invalid("holder and reason must be printable")
+    with app.limits.call(request.caller, "read", namespace, name):
+        app.report_refusal(request, namespace, name, body)
+    return json_response(schemas.Noted(True))
+
+
 async def traits(app: App, request: Request) -> Response:
     known_arguments(request)
     return json_response(wire.traits_to_json(app.service.engine.traits))

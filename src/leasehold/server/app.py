@@ -99,6 +99,9 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
     "/v1/history": {"GET": Route(looking.history, "The past of a name", None, schemas.NameHistory, _READ)},
     "/v1/incidents": {"GET": Route(looking.incidents, "What went wrong", None, schemas.Incidents, _READ)},
     "/v1/stats": {"GET": Route(looking.stats, "Statistics of a namespace", None, schemas.StatsAnswer, _READ)},
+    "/v1/refusals": {
+        "POST": Route(api.refusal, "Report a token that a fence refused", schemas.RefusalBody, schemas.Noted, _WRITE)
+    },
     "/v1/events": {"GET": Route(feed.events, "Watch what happens through this server", problems=("draining", *_READ))},
     "/v1/traits": {
         "GET": Route(api.traits, "What the engine of this server promises", problems=("invalid", "unauthorized"))
@@ -314,6 +317,11 @@ class App:
         engine, now = self.service.config.scheme, self.service.runtime.wall()
         event = Event("broken", engine, namespace, name, now, token=token, actor=request.caller.who, why=reason or None)
         self._pass_on(event, request)
+
+    def report_refusal(self, request: Request, namespace: str, name: str, body: schemas.RefusalBody) -> None:
+        engine, now = self.service.config.scheme, self.service.runtime.wall()
+        event = Event("stale_token", engine, namespace, name, now, body.token, holder=body.holder)
+        self._pass_on(event._replace(fence=body.fence, seen=body.seen, reason=body.reason or None), request)
 
     def watch(self, namespace: str, prefix: str) -> Stream[Event]:
         if self.service.draining:

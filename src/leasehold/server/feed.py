@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Note: TypeAlias = Callable[[Event, str], None]
 
 _LEFT_OUT: Final = frozenset({"attempted", "renewed"})  # too many, and they say little
-_MEMBERS: Final = tuple(field for field in Event._fields if field not in ("kind", "engine", "group", "fence", "seen"))
+_MEMBERS: Final = tuple(field for field in Event._fields if field not in ("kind", "engine", "group"))
 
 
 class _Watcher(NamedTuple):

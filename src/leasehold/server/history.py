@@ -65,7 +65,7 @@ class History:
         self._names: OrderedDict[Key, _Past] = OrderedDict()  # the one used last is at the end
         self._grants = 0  # of all names
         self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
-        self._losses: OrderedDict[str, int] = OrderedDict()  # by holder
+        self._losses: OrderedDict[Key, int] = OrderedDict()  # by namespace and holder
         self._ttls: OrderedDict[str, float] = OrderedDict()  # the longest life of a grant seen, by fingerprint
         self._deadlocks: dict[str, list[Deadlock]] = {}  # of the picture before, by namespace
         self._shown_deadlocks: dict[str, dict[frozenset[str], Incident]] = {}
@@ -138,8 +138,9 @@ class History:
         """How many the last two pictures of the namespace show."""
         return len(self._shown_deadlocks.get(namespace, ()))
 
-    def losses(self, holder: str) -> int:
-        return self._losses.get(holder, 0)
+    def losses(self, namespace: str, holder: str) -> int:
+        """How many leases the holder lost in this namespace."""
+        return self._losses.get((namespace, holder), 0)
 
     def expired_token(self, claim: Claim) -> int | None:
         """The token of the claim's grant, if that is known here, has not ended, and was not renewed in time."""
@@ -248,7 +249,7 @@ class History:
         return None if grant.partial else grant.ended_at - grant.granted_at
 
     def _on_loss(self, past: _Past, event: Event, grant: PastGrant | None) -> None:
-        holder = event.holder or ""
+        holder = event.namespace, event.holder or ""
         self._losses[holder] = self._losses.pop(holder, 0) + 1
         if len(self._losses) > MAX_HOLDERS:
             self._losses.popitem(last=False)

@@ -110,6 +110,7 @@ def deadlock(snapshot: Snapshot, found: Deadlock) -> Incident:
         meaning=f"{owners} owners wait for each other, and none of them can go on: {found}.",
         advice=f"Break {victim.name}, token {victim.token}: it is the youngest grant, so the least work is lost. Then "
         "acquire names in one order everywhere, or together with `multilock`.",
+        names=sorted({wait.name for wait in found.waits}),
         token=victim.token,
         holder=victim.holder.label,
         fingerprint=victim.fingerprint,
@@ -163,7 +164,7 @@ def owners(picture: Picture, history: History) -> list[Owner]:
                 quiet=False,
                 expires_at=None,
                 blocks=0,
-                lost=history.losses(label),
+                lost=history.losses(picture.namespace, label),
             )
         return known
 

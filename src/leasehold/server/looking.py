@@ -75,8 +75,11 @@ async def incidents(app: App, request: Request) -> Response:
 
 
 def may_see(caller: Caller, incident: Incident) -> bool:
-    """Those of the whole engine, which have no name, are for callers that may read every name."""
-    return caller.may("read", incident.namespace if incident.name else ANY_NAMESPACE, incident.name)
+    """Those of the whole engine, which have no name, are for callers that may read every name; a deadlock is for those
+    that may read all its names, because its text has them."""
+    if not incident.name:
+        return caller.may_list(ANY_NAMESPACE, "")
+    return all(caller.may("read", incident.namespace, name) for name in (incident.name, *incident.names))
 
 
 async def stats(app: App, request: Request) -> Response:

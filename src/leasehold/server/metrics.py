@@ -37,6 +37,7 @@ class LockMetrics:
         )
         self._renewals = Counter("leasehold_renewals", "Renewals that were sent.", (*LABELS, "outcome"))
         self._lost = Counter("leasehold_leases_lost", "Leases lost.", (*LABELS, "reason"))
+        self._stale = Counter("leasehold_stale_tokens", "Tokens that a fence refused.", (*LABELS, "fence"))
         self._breaks = Counter("leasehold_breaks", "Locks broken by operators.", LABELS[:2])
 
     def count(self, event: Event) -> None:
@@ -51,11 +52,13 @@ class LockMetrics:
                 self._renewals.inc(*labels, "ok" if event.kind == "renewed" else "failed")
             case "lost":
                 self._lost.inc(*labels, event.reason or "")
+            case "stale_token":
+                self._stale.inc(*labels, event.fence or "")
             case "broken":
                 self._breaks.inc(*labels[:2])
 
     def families(self) -> Iterable[Family]:
-        for metric in (self._acquires, self._acquire_seconds, self._renewals, self._lost, self._breaks):
+        for metric in (self._acquires, self._acquire_seconds, self._renewals, self._lost, self._stale, self._breaks):
             yield metric.family()
         overflowed = self.groups.overflowed
         yield counter("leasehold_groups_overflowed", "Names counted as other.", ({}, overflowed))

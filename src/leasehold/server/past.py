@@ -90,6 +90,7 @@ class Incident(Struct, kw_only=True):
     name: Annotated[str, Meta(description="Empty for one of the whole engine.")]
     meaning: str
     advice: str
+    names: Annotated[list[str], Meta(description="All names of a deadlock.")] = field(default_factory=list)
     token: Annotated[int | None, Meta(description="Of the grant that it is about.")] = None
     token_after: Annotated[int | None, Meta(description="The highest token of the name that was granted by then.")] = (
         None

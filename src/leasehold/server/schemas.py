@@ -11,6 +11,7 @@ from leasehold.config import DAY
 from leasehold.core.names import MAX_NAME_BYTES
 from leasehold.core.timing import MIN_DRIFT
 from leasehold.engines.remote.wire import MAX_ID, MIN_ID
+from leasehold.events import FenceKind
 from leasehold.model import HoldingState, Kind, Mode
 from leasehold.server import past
 
@@ -100,6 +101,22 @@ class BreakBody(Body):
     token: Token
     namespace: Namespace = ""
     reason: Annotated[str, Meta(max_length=500, description="For the audit log and for events.")] = ""
+
+
+class RefusalBody(Body):
+    """A token that a fence refused."""
+
+    name: Name
+    token: Token
+    namespace: Namespace = ""
+    seen: Annotated[Token | None, Meta(description="The highest token that the fence had seen.")] = None
+    fence: Annotated[FenceKind | None, Meta(description="What kind of fence it was.")] = None
+    holder: Annotated[Label, Meta(description="Who sent the token, display only.")] | None = None
+    reason: Annotated[str, Meta(max_length=500, description="What the fence protects, or said.")] = ""
+
+
+class Noted(Struct):
+    noted: bool
 
 
 class Lease(Struct):
