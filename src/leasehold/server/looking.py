@@ -69,6 +69,7 @@ async def incidents(app: App, request: Request) -> Response:
     if not everywhere:
         request.allow_reading(namespace, prefix, exact=False)
     with app.limits.call(request.caller, "read"):
+        await app.pictures.look(app.pictures.latest_namespaces() if everywhere else [namespace])  # finds deadlocks
         found, missing = await app.peers.incidents(None if everywhere else namespace, local=_flag(arguments, "local"))
     shown = [each for each in found if may_see(request.caller, each) and each.name.startswith(prefix)]
     return json_response(schemas.Incidents(incidents=shown[:limit], missing=missing, server=app.peers.instance))

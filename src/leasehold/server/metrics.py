@@ -3,11 +3,9 @@ acquired through it, which only callers see that may read every name."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, get_args
 
-from leasehold.errors import LeaseholdError
 from leasehold.events import Event
 from leasehold.model import HoldingState
 from leasehold.server.keys import ANY_NAMESPACE
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from leasehold.server.app import App
 
 _MAX_GROUPS: Final = 100  # pairs of namespace and group; names of others are counted as `other`
-_MAX_NAMESPACES: Final = 20  # whose pictures one scrape looks at
 CALL_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
@@ -124,15 +121,10 @@ class PictureMetrics:
 
     @classmethod
     async def look(cls, app: App) -> PictureMetrics:
-        """Pictures at most `max_age` old, side by side. One that cannot be had is left out."""
+        """Take the pictures that are too old."""
         made = cls(app)
-        made._namespaces = app.pictures.latest_namespaces(_MAX_NAMESPACES)
-        reads = [app.pictures.get(namespace, outdated=True) for namespace in made._namespaces]
-        for found in await asyncio.gather(*reads, return_exceptions=True):
-            if isinstance(found, Picture):
-                made._pictures.append(found)
-            elif not isinstance(found, LeaseholdError):
-                raise found
+        made._namespaces = app.pictures.latest_namespaces()
+        made._pictures = await app.pictures.look(made._namespaces)
         return made
 
     def families(self) -> Iterable[Family]:

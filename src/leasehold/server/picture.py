@@ -37,6 +37,7 @@ MIN_INTERVAL: Final = 0.5  # seconds between two inspects of one namespace
 SHOWN_STALE: Final = 10.0  # seconds that a picture is shown while the engine does not answer
 MAX_NAMESPACES: Final = 64  # with a picture
 MAX_KNOWN: Final = 1000  # namespaces
+MAX_LOOK: Final = 20  # namespaces that a reader of the whole engine looks at
 
 Result: TypeAlias = Literal["hit", "miss", "stale"]
 
@@ -176,6 +177,15 @@ class Pictures:
             failure = await self._take(namespace, entry)
         return self._shown(entry, result, failure)
 
+    async def look(self, namespaces: Sequence[str]) -> list[Picture]:
+        """The pictures of several namespaces, taken side by side. One that cannot be had is left out."""
+        reads = [self.get(namespace, outdated=True) for namespace in namespaces]
+        found = await asyncio.gather(*reads, return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, LeaseholdError):
+                raise each
+        return [each for each in found if isinstance(each, Picture)]
+
     def touch(self, namespace: str) -> None:
         """A client of this server changed something in this namespace: the picture is outdated."""
         self._note_use(namespace)
@@ -186,14 +196,14 @@ class Pictures:
         """Those in use, as far as this server knows: with a change through it, or with a claim in a picture."""
         return sorted(self._known)
 
-    def latest_namespaces(self, limit: int) -> list[str]:
-        """The same, those used last."""
-        return [name for name, _ in zip(reversed(self._known), range(limit), strict=False)]
+    def latest_namespaces(self) -> list[str]:
+        """Those used last, few enough to look at all of them."""
+        return [name for name, _ in zip(reversed(self._known), range(MAX_LOOK), strict=False)]
 
     def ages(self) -> dict[str, float]:
-        """How old the picture of each namespace is that has one."""
+        """How old the picture of each namespace is that ever had one."""
         now = self._service.runtime.now()
-        return {name: now - entry.taken_at for name, entry in self._entries.items() if entry.snapshot is not None}
+        return {name: now - entry.taken_at for name, entry in self._entries.items() if entry.shown_changes >= 0}
 
     # ------------------------------------------------------------------ taking
 
@@ -221,13 +231,17 @@ class Pictures:
             asked_at, as_of, changes = runtime.now(), runtime.wall(), entry.changes
             entry.asked_at = asked_at
             found = await self._service.inspect(namespace, "", False, asked_at + self._service.call_timeout)
-            entry.snapshot, entry.taken_at, entry.shown_changes = Snapshot(namespace, as_of, found), asked_at, changes
+            snapshot = Snapshot(namespace, as_of, found)
+            entry.snapshot, entry.taken_at, entry.shown_changes = snapshot, asked_at, changes
         finally:
             entry.taking = None
+        for each in self._entries.values():
+            if self._age(each) > SHOWN_STALE:
+                each.snapshot = None  # it may be large, and is never shown again
         if found:
             self._note_use(namespace)
         try:
-            self.on_taken(entry.snapshot)
+            self.on_taken(snapshot)
         except Exception as error:
             _log.error("a new picture could not be evaluated; it is shown", exc_info=error)
 

@@ -168,6 +168,7 @@ class Relay:
         for each in sorted(waiting or (), key=lambda each: each[2 + Event._fields.index("at")]):
             self._note(each)
             self._noted.add(tuple(each[0]))
+        asyncio.get_running_loop().call_later(_MAX_CATCH_UP, self._noted.clear)
 
     def _note(self, received: list[Any]) -> None:
         """Note an event, unless it has come already, among those of the past."""
