@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 
 import pytest
 
 from harness.servers.prometheus import run_tool
+from leasehold import Client
 from leasehold.telemetry.alerts import alertmanager, grafana, prometheus, rules
 from leasehold.telemetry.metrics import ACQUIRE_BUCKETS, MARGIN_BUCKETS
 from leasehold.testing import Absent
 from tests.support.paths import ROOT
+from tests.support.running_server import RunningServer, poll, running
 
 SERVER = 'engine="etcd",instance="s1:7420",job="leasehold"'
 GROUP = f'{SERVER},namespace="shop",group="orders/*"'
 ACQUIRE_BOUNDS = [f"{bound:g}" for bound in ACQUIRE_BUCKETS] + ["+Inf"]
 MARGIN_BOUNDS = [f"{bound:g}" for bound in MARGIN_BUCKETS] + ["+Inf"]
 STEPS = 240  # of 15 seconds: an hour
-
-# Metrics of lock servers, with pages of their own.
-OF_SERVERS = ("leasehold_server_", "leasehold_locks", "leasehold_oldest_", "leasehold_line_", "leasehold_deadlocks")
 
 Series = dict[str, str]
 
@@ -297,5 +297,34 @@ def test_series_of_rules_and_dashboard_are_known():
     assert recorded <= {each.name for each in rules.RECORDED}
     page = "".join((ROOT / f"docs/operations/{name}.md").read_text() for name in ("metrics", "audit"))
     used = {name for text in expressions for name in re.findall(r"\bleasehold_\w+", text)}
-    unknown = {name for name in used if f"`{name.removesuffix('_bucket')}`" not in page}
-    assert {name for name in unknown if not name.startswith(OF_SERVERS)} == set()
+    assert {name for name in used if f"`{name.removesuffix('_bucket')}`" not in page} == set()
+
+
+@pytest.mark.extended
+def test_series_of_servers_are_shown_by_a_real_server(tmp_path):
+    """What rules and dashboard read of a lock server and its picture, and of no client."""
+    expressions = [*(each.expression for each in (*rules.RECORDED, *rules.ALERTS)), *queries()]
+    prefixes = ("leasehold_server_", "leasehold_locks", "leasehold_oldest_", "leasehold_line_", "leasehold_deadlocks")
+    used = {name for text in expressions for name in re.findall(r"\bleasehold_\w+", text) if name.startswith(prefixes)}
+    assert len(used) >= 10
+    with running("--audit-file", str(tmp_path / "audit.jsonl")) as server, connect(server) as client:
+        waiting = threading.Thread(target=lambda: client.lock("orders/42", wait=60).acquire().release())
+        with client.lock("orders/42"):
+            waiting.start()
+            poll(lambda: 'leasehold_locks{engine="memory",namespace="",state="waiting"} 1.0' in metrics_of(server))
+            found = metrics_of(server)
+        waiting.join(60)
+    missing = {name for name in used if f"\n# TYPE {name.removesuffix('_bucket')} " not in found}
+    assert missing == set()
+    for name in ("leasehold_oldest_hold_seconds", "leasehold_oldest_wait_seconds", "leasehold_line_longest"):
+        assert f'\n{name}{{engine="memory",group="orders/*",namespace=""}} ' in found
+    assert re.search(r'\nleasehold_server_picture_age_seconds\{namespace=""\} [0-9.]+\n', found)
+
+
+def connect(server: RunningServer) -> Client:
+    return Client(f"http://127.0.0.1:{server.port}")
+
+
+def metrics_of(server: RunningServer) -> str:
+    assert server.get("/v1/locks").status == 200
+    return server.get("/metrics").body.decode()
