@@ -15,6 +15,7 @@ from leasehold.core.names import hash_id
 from leasehold.server import keys
 from leasehold.server.keys import Right
 from tests.support.running_server import poll, running
+from tests.support.spans import Receiver
 
 PASSWORD = "correct-horse-battery"
 
@@ -80,19 +81,27 @@ class Run:
         ):
             for key in (self.web, self.spy):
                 self.ask("POST", path, body, key=key, headers=client)
-        for path in ("/v1/locks?namespace=shop", "/v1/traits", "/metrics", "/openapi.json", "/readyz"):
-            self.ask("GET", path, key=self.spy)
+        self.look()
         # Answers may repeat a caller's own words; the log must not.
         self.ask("GET", f"/v1/locks?id={held}", key=self.web, keep=False)
         self.ask("GET", f"/{held}", key=self.web, keep=False)
         self.ask("POST", "/v1/acquire", {**lease, "mode": held, held: 1}, key=self.web, keep=False)
         self.ask("POST", "/v1/calls", [{"do": held}, {"do": "attempt", held: claim}], key=self.web, keep=False)
-        self.ask("POST", "/v1/break", {**lease, "token": token}, key=self.web)
+        self.ask("POST", "/v1/break", {**lease, "token": token, "reason": "test"}, key=self.web)
+        self.look()
         self.ask("POST", "/v1/release", {**lease, "id": held}, key=self.web)
         self.raw(f"POST /v1/acquire HTTP/1.1\r\nAuthorization: Bearer {self.web}\r\nAuthorization: {held}\r\n\r\n")
         self.raw(f"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nX: {self.web}\0{held}\r\n\r\n")
         self.raw(f"GET /{held} {self.web}\r\n\r\n")
         self.raw(f"GET / HTTP/1.1\r\nHost: x\r\nX: {self.web}{held}{'a' * 20_000}\r\n\r\n")
+
+    def look(self):
+        """What shows the present and the past."""
+        for path in ("/v1/traits", "/metrics", "/openapi.json", "/readyz", "/v1/incidents"):
+            self.ask("GET", path, key=self.spy)
+        for path in ("/v1/locks", "/v1/locks?name=orders/1", "/v1/owners", "/v1/history?name=orders/1", "/v1/stats"):
+            mark = "&" if "?" in path else "?"
+            assert self.ask("GET", f"{path}{mark}namespace=shop", key=self.spy).status == 200
 
     def use_without_engine(self):
         lease = {"namespace": "shop", "name": "orders/9", "id": self.new_id()}
@@ -103,6 +112,7 @@ class Run:
         self.ask("GET", "/v1/locks?namespace=shop", key=self.spy)
         self.ask("POST", "/v1/calls", [{"do": "release", "claim": {**lease, "ttl": 5}}, {"do": "ping"}], key=self.web)
         self.ask("GET", "/readyz")
+        self.ask("GET", "/v1/incidents", key=self.spy)
         self.ask("GET", "/metrics", key=self.web)
 
     def raw(self, request):
@@ -128,12 +138,25 @@ def engine():
 
 
 @pytest.mark.parametrize("log", ["json", "text"])
-def test_no_secret_is_in_logs_answers_events_or_metrics(tmp_path, engine, log):
+def test_no_secret_is_in_logs_answers_events_metrics_or_spans(tmp_path, engine, log):
     path, audit = tmp_path / "keys.toml", tmp_path / "audit.jsonl"
     path.touch(0o600)
     address = f"127.0.0.1:{engine.port}"
-    flags = ["-vv", "--keys", str(path), "--log", log, "--audit-file", str(audit), "--call-timeout", "1"]
-    variables = {"LEASEHOLD_SERVE_ENGINE": f"redis://:{PASSWORD}@{address}/0"}
+    flags = ["-vv", "--keys", str(path), "--log", log, "--audit-file", str(audit), "--call-timeout", "1", "--otel"]
+    with Receiver() as receiver:
+        variables = {"LEASEHOLD_SERVE_ENGINE": f"redis://:{PASSWORD}@{address}/0", **receiver.environment}
+        run = use_a_server(flags, variables, path, engine)
+    assert {"POST /v1/acquire", "leasehold.engine.attempt"} <= {span.name for span in receiver.spans}
+    run.check()
+    outputs = [answer.body.decode() for answer in run.answers] + list(map(repr, receiver.spans))
+    for output in outputs:
+        assert run.found_in(output) == []
+        assert address not in output, "callers do not learn the engine's address"
+    assert "\n" in audit.read_text()
+    assert run.found_in(audit.read_text()) == []
+
+
+def use_a_server(flags, variables, path, engine):
     with running(*flags, url=None, environment=variables) as server:
         run = Run(server, path)
         with server.stream("/v1/events?namespace=shop", key=run.spy) as watching:
@@ -145,11 +168,7 @@ def test_no_secret_is_in_logs_answers_events_or_metrics(tmp_path, engine, log):
         poll(lambda: "the old content stays in force" in server.output)
         engine.kill()  # every error that an engine without a server can cause
         run.use_without_engine()
-    run.check()
-    for answer in run.answers:
-        assert address.encode() not in answer.body, "callers do not learn the engine's address"
-    if audit.exists():
-        assert run.found_in(audit.read_text()) == []
+    return run
 
 
 @pytest.mark.parametrize("url", [f"redis://:{PASSWORD}@@h", f"redis://h/{PASSWORD}?x=1", f"no://:{PASSWORD}@h"])

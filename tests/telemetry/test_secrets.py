@@ -1,4 +1,6 @@
-"""No output of a full run contains a claim's secret id or the engine's password: events, logs, metrics, spans."""
+"""No output of a full run of clients contains a claim's secret id or the engine's password: events, logs, metrics,
+spans, audit records. tests/server/test_secrets.py does the same with a server, tests/cli/test_secrets.py with the
+command line."""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import leasehold
 from harness.servers.redis import RedisServer
 from leasehold import Client, Event, LeaseholdError, fences
 from leasehold.client import lock as lock_module
-from leasehold.telemetry import EngineHealth, JSONFormatter, Metrics, fan, metrics_text, otel
+from leasehold.telemetry import AuditFile, EngineHealth, JSONFormatter, Metrics, fan, metrics_text, otel
 from leasehold.telemetry.text_file import TextFile
 from leasehold.testing.conformance.rig import Absent
 from tests.support.client_fixtures import poll_until
@@ -109,17 +111,20 @@ def test_no_output_of_a_full_run_has_a_secret(server, secret_ids, logs, tmp_path
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     metrics, text_file = Metrics(), TextFile(str(tmp_path / "x.prom"), Metrics())
     tracing = otel.Hook(provider, MeterProvider([reader]), hold=True)
-    hook = fan(events.append, metrics, text_file, tracing)
+    audit = AuditFile(tmp_path / "audit.jsonl")
+    hook = fan(events.append, metrics, text_file, audit, tracing)
     fences.on_event(hook)
     health = EngineHealth(url, interval=0.2, timeout=0.2)
     try:
         full_run(server, url, hook)
+        audit.close()
         poll_until(lambda: health.health is not None)
         outputs = {
             "events": "\n".join(map(repr, events)),
             "logs": logs.getvalue(),
             "metrics": metrics_text(metrics, health),
             "metrics file": (tmp_path / "x.prom").read_text(),
+            "audit": (tmp_path / "audit.jsonl").read_text(),
             "spans": "\n".join(span.to_json() for span in exporter.get_finished_spans()),
             "OpenTelemetry's metrics": reader.get_metrics_data().to_json(),
             "reprs": f"{hook!r}{metrics!r}{tracing!r}{health!r}",
