@@ -170,6 +170,7 @@ def test_renewals_and_probes_have_no_spans_unless_asked_for(spans):
             assert spans.tree() == []
             await ask(app, "POST", "/v1/renew", lease, traceparent=PARENT)
             await ask(app, "GET", "/elsewhere/orders/42")
+            await ask(app, "GET", "/elsewhere/orders/42", traceparent=PARENT)
 
     asyncio.run(main())
     assert spans.tree() == ["POST /v1/renew", "GET other"]
@@ -210,6 +211,20 @@ def test_trace_of_a_grant_is_known_until_its_release():
 
     asyncio.run(main())
     assert found == [("granted", TRACE), ("released", TRACE), ("granted", None)]
+
+
+@pytest.mark.parametrize("url", [None, "https://tempo/trace/{trace}?from=<lock>"])
+def test_dashboard_links_a_grant_to_its_trace(url):
+    async def main() -> str:
+        async with serving(None) as app:
+            app.dashboard.trace_url = url
+            await ask(app, "POST", "/v1/calls", [attempt(1, traceparent=PARENT)])
+            answer = await app.answer(Request("GET", "/lock", query=b"namespace=shop&name=orders/1"))
+            return answer.body.decode()
+
+    page = asyncio.run(main())
+    assert TRACE in page
+    assert (f'href="https://tempo/trace/{TRACE}?from=&lt;lock&gt;"' in page) == (url is not None)
 
 
 def test_leases_whose_trace_is_remembered_are_bounded(monkeypatch):

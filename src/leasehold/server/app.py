@@ -30,7 +30,7 @@ from leasehold.server.picture import MAX_AGE, Pictures
 from leasehold.server.problems import Draining, Forbidden, Problem, TooMany, invalid
 from leasehold.server.routes import Slot, Stream
 from leasehold.server.service import Service
-from leasehold.server.spans import Spans
+from leasehold.server.spans import OTHER, Spans
 
 Handler: TypeAlias = Callable[["App", Request], Awaitable[Response | EventStream]]
 Scope: TypeAlias = dict[str, Any]
@@ -163,7 +163,7 @@ class App:
     async def answer(self, request: Request) -> Response | EventStream:
         """Raises no error: each becomes a problem document."""
         self._read_ids(request)
-        with self.spans.request(request, request.path if request.path in ROUTES else "other") as answered:
+        with self.spans.request(request, request.path if request.path in ROUTES else OTHER) as answered:
             try:
                 answer = await self._dispatch(request)
             except Exception as error:

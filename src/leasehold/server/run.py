@@ -206,6 +206,7 @@ async def _serve(
         app.metrics.sources.append(health)
         app.dashboard.health = lambda: health.health
         app.dashboard.admin, app.dashboard.secure = settings.admin, settings.tls is not None
+        app.dashboard.trace_url = settings.trace_url
         if settings.demo:
             app.dashboard.demo = True
             await stack.enter_async_context(Demo(app).running())

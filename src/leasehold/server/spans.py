@@ -6,7 +6,8 @@
 
 A Python client sends verbs in batches, and those of one request may belong to several traces. So each attempt has a
 SERVER span of its own, `POST /v1/calls`, if its client is traced; the engine's calls are right below that. Its `wait`
-may outlast the span of its request. Renewals and probes have spans only if they have a `traceparent`, streams none.
+may outlast the span of its request. Renewals, probes and pages have spans only if they have a `traceparent`; streams
+have none.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
 Ended: TypeAlias = Callable[[Grant | Busy], None]
 
+OTHER: Final = "other"  # a path that is no route of the API, such as a page of the dashboard
 _CALLS: Final = "/v1/calls"
-_UNTRACED: Final = frozenset({_CALLS, "/v1/events", "/v1/stream", "/ui/stream"})  # or traced call by call
-_IF_ASKED: Final = frozenset({"/v1/renew", "/v1/renew-many", "/metrics", "/healthz", "/readyz"})
+_UNTRACED: Final = frozenset({_CALLS, "/v1/events", "/v1/stream"})  # or traced call by call
+_IF_ASKED: Final = frozenset({"/v1/renew", "/v1/renew-many", "/metrics", "/healthz", "/readyz", OTHER})
 
 
 def _ignore(_answer: object) -> None: ...

@@ -96,6 +96,7 @@ class Dashboard:
         self.admin = False  # whether locks can be broken here
         self.secure = False  # whether browsers reach this server over TLS
         self.demo = False
+        self.trace_url: str | None = None  # of a trace, with {trace} for its id
         self.server = os.uname().nodename
         self.health: Callable[[], Health | None] = lambda: None
         self.streams = Streams(runtime.now, runtime.wall, lambda: runtime.random_bytes(8).hex())
@@ -249,6 +250,8 @@ class Dashboard:
         name = look.arguments["name"]
         crumb = NamespaceItem("Locks", words.link("/locks", namespace=look.namespace))
         found = views.lock(look, name)
+        url, trace = self.trace_url, found["trace"]
+        found["trace_url"] = url.replace("{trace}", quote(trace, safe="")) if url and trace else None
         return found | {"title": words.plain(name), "crumb": {"label": crumb.name, "href": crumb.href}}
 
     async def _audit_records(self) -> list[Record] | None:
