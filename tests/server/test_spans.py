@@ -235,6 +235,14 @@ def test_leases_whose_trace_is_remembered_are_bounded(monkeypatch):
     assert list(tracing._of_leases) == ["f7", "f8", "f9"]
 
 
+def is_whole(spans: list[support.Received]) -> bool:
+    """Whether the acquire was granted, and all spans around its attempts and waits have arrived."""
+    names, known = [span.name for span in spans], {span.own_id for span in spans}
+    calls = [span for span in spans if span.name.startswith("leasehold.engine.")]
+    granted = any(span.attributes.get("leasehold.outcome") == "granted" for span in calls)
+    return granted and names.count("leasehold.engine.wait") > 0 and all(span.parent_id in known for span in calls)
+
+
 @pytest.mark.extended
 def test_trace_crosses_client_server_and_engine_over_otlp(tmp_path):
     """A real server, and a real exporter in both processes."""
@@ -261,7 +269,7 @@ def test_trace_crosses_client_server_and_engine_over_otlp(tmp_path):
                 lease.release()
                 ordering.join(60)
             provider.shutdown()
-        poll(lambda: any(span.kind == "SERVER" for span in receiver.spans))
+            poll(lambda: is_whole(receiver.spans))  # at its end, a server waits 2 s at most
         found = [span for span in receiver.spans if span.name != "GET /v1/traits"]
     ((root, (acquire, hold)),) = support.tree(found)
     assert (root, acquire[0], hold) == ("order", "leasehold.acquire", "leasehold.hold")
