@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -57,11 +58,28 @@ def test_source_that_is_closed_asks_no_more(client):
     assert len(asked) <= 1  # one may have been under way
 
 
-def test_ttl_of_a_grant_is_the_most_that_was_seen(client):
+@pytest.mark.parametrize(
+    ("answers", "ttl"),
+    [
+        ([(0, 20.0), (5, 15.0), (8, 30.0), (18, 20.0)], 30.0),  # renewed in time
+        ([(0, 30.0), (25, 5.0)], 30.0),  # not renewed: at risk
+        ([(0, 60.0), (1, 10.0), (4, 7.0), (5, 10.0)], 10.0),  # `renew(ttl=10)` set a shorter life
+        ([(0, 10.0), (1, 60.0), (21, 40.0)], 60.0),
+        ([(0, 30.0), (21, 9.6), (22, 8.1), (22.5, 8.1)], 30.0),  # an engine that rounds
+    ],
+)
+def test_ttl_of_a_grant_is_the_most_that_was_seen(client, answers, ttl):
     source = Source(Console("memory://"), client, "")
-    with client.lock("a", ttl=30) as lease:
+    with client.lock("a"):
+        (holding,) = client.inspect("a")
+    for at, left in answers:
+        life = source._lives["f"] = source._life(replace(holding, fingerprint="f", left=left), at)
+    assert life.ttl == ttl
+
+
+def test_grant_that_is_gone_is_forgotten(client):
+    source = Source(Console("memory://"), client, "")
+    with client.lock("a", ttl=30):
         (ttl,) = source.look().ttls.values()
-        assert 29 < ttl <= 30
-        lease.renew(ttl=10)
-        assert list(source.look().ttls.values()) == [ttl]
+        assert 20 < ttl <= 30
     assert source.look().ttls == {}

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from leasehold.blocking import Client
 from leasehold.cli.console import Console
@@ -18,6 +18,7 @@ from leasehold.runtime.base import Runtime
 
 _STATS_INTERVAL: Final = 2.0
 _STATS_SECONDS: Final = 60  # that rates and latencies are about
+_RENEWED_SECONDS: Final = 2.0  # life left that changes by more has been set anew; some engines count whole seconds
 
 _log = logging.getLogger("leasehold.cli")
 
@@ -49,6 +50,14 @@ class Snapshot:
         return self.seconds is not None
 
 
+class _Life(NamedTuple):
+    """What was last seen of a grant."""
+
+    at: float
+    left: float
+    ttl: float  # as far as it is known
+
+
 class Source:
     """One URL. `look` asks; `start` does so again and again on a thread of its own."""
 
@@ -57,7 +66,7 @@ class Source:
         self._server = ServerApi(console.url) if is_server(console.url) else None
         self._rates: Rates | None = None
         self._rates_at = float("-inf")
-        self._ttls: dict[str, float] = {}
+        self._lives: dict[str, _Life] = {}  # by fingerprint
         self._runtime = client._core.runtime
         self._closed, self._closing = False, self._runtime.signal()
         self.engine = client._core.config.scheme
@@ -71,21 +80,27 @@ class Source:
         else:
             holdings, age, stale = self._look_at_server(self._server)
             self._update_rates(self._server, began)
-        self._ttls = {
-            each.fingerprint: max(each.left, self._ttls.get(each.fingerprint, 0.0))
-            for each in holdings
-            if each.position is None
-        }
+        at = began - age
+        self._lives = {each.fingerprint: self._life(each, at) for each in holdings if each.position is None}
         self.snapshot = Snapshot(
             holdings,
             tuple(deadlocks(holdings)),
-            began - age,
+            at,
             time.monotonic() - began,
             stale=stale,
             rates=self._rates,
-            ttls=self._ttls,
+            ttls={fingerprint: life.ttl for fingerprint, life in self._lives.items()},
         )
         return self.snapshot
+
+    def _life(self, each: Holding, at: float) -> _Life:
+        """Engines do not report the ttl, so the longest life left counts as it, until a renewal sets a shorter one."""
+        before = self._lives.get(each.fingerprint)
+        if before is None:
+            return _Life(at, each.left, each.left)
+        changed = abs(each.left - (before.left - (at - before.at))) > _RENEWED_SECONDS
+        shorter = changed and each.left < before.ttl / 2
+        return _Life(at, each.left, each.left if shorter else max(each.left, before.ttl))
 
     def _look_at_server(self, server: ServerApi) -> tuple[tuple[Holding, ...], float, bool]:
         """By the picture that a server keeps for everything that looks: any number of these cost its engine little."""
