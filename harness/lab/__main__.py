@@ -150,7 +150,8 @@ def run_matrix(arguments: argparse.Namespace) -> int:
         if result is not None:
             evidence.save([result])
         codes.append(code)
-        say(f"{len(codes)} of {len(todo)}: {' '.join(map(str, job))}: {('valid', 'VIOLATED', 'could not run')[code]}")
+        word = "late" if result and code and not result["violations"] else ("valid", "VIOLATED", "could not run")[code]
+        say(f"{len(codes)} of {len(todo)}: {' '.join(map(str, job))}: {word}")
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(work, todo))

@@ -143,10 +143,13 @@ def jitter(run: Run) -> float:
 
 
 def _delay(run: Run, seconds: Callable[[], float]) -> float:
+    """A lease that was renewed before must be kept. Others may be lost: to open a connection takes several requests."""
+    holder = run.long_holder()
+    run.sleep(0.5 * run.ttl)
+    run.must_keep(holder)
     for proxy in run.proxies():
         proxy.delay = seconds
-    run.long_holder()
-    run.sleep(run.ttl)
+    run.sleep(1.5 * run.ttl)
     for proxy in run.proxies():
         proxy.delay = None
     return now()

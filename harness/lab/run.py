@@ -29,7 +29,7 @@ from leasehold.fences import sql_schema
 CONTENDERS: Final = 4
 CROWD: Final = 10_000
 _DEADLINE: Final = 90.0  # seconds for what must happen, even on a busy machine
-_SLOW: Final = 4.0  # the ttl in a slow network, as a multiple
+_SLOW: Final = 12.0  # the ttl in a slow network, as a multiple
 
 
 class Contender:
@@ -45,7 +45,7 @@ class Contender:
         self.log = os.path.join(scratch(), "log")
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [*link.prefix, sys.executable, "-m", "harness.lab.contender", task.to_json()],
+                [sys.executable, "-m", "harness.lab.contender", task.to_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -122,7 +122,7 @@ class Run:
         self.seconds, self.crowd = seconds, crowd if fault.crowd else 0
         self.ttl = setup.ttl * (_SLOW if fault.slow else 1.0)
         setup.session = self.ttl
-        self.call_timeout = 5.0 if fault.slow else 1.0
+        self.call_timeout = 5.0 if fault.slow else setup.call_timeout
         self.contenders: list[Contender] = []
         self.clock_offset = 0.0
         self.end = 0.0
@@ -200,6 +200,10 @@ class Run:
         start, names = now(), frozenset(contender.name for contender in contenders)
         yield
         self.recording.silences.append(Silence(names, start, now()))
+
+    def must_keep(self, contender: Contender) -> None:
+        """What it holds at this moment must not be lost."""
+        self.recording.kept.add((contender.name, contender.cycle))
 
     def await_write(self, *, other_than: Contender, since: float) -> None:
         def written() -> bool:

@@ -42,7 +42,6 @@ class Link:
     url: str
     proxies: list[Proxy]
     others: list[Proxy] = field(default_factory=list)
-    prefix: list[str] = field(default_factory=list)  # of the contender's command
 
     @property
     def all(self) -> list[Proxy]:
@@ -54,14 +53,14 @@ class Setup:
 
     title: ClassVar[str]
     engine: ClassVar[str]  # the name of its guarantees page
-    ttl: ClassVar[float] = 2.0
+    ttl: float = 2.0
+    call_timeout: float = 1.0
     on_hosts: ClassVar[bool] = False  # a partition needs each server on a host of its own
     servers: Sequence[Server] = ()
 
     def __init__(self, needs: frozenset[str] = frozenset()) -> None:
         """`needs`: of the fault. `clock`: clocks that can be set. `disk`: a small disk. `hosts`: partitions."""
-        self.needs = needs
-        self.session = self.ttl  # of engines with sessions; longer in a slow network
+        self.session = self.ttl  # of engines with sessions
         self.disk = small_disk() if "disk" in needs else ""
 
     def start(self) -> None:
@@ -165,22 +164,14 @@ def need_fake_clock(available: bool) -> None:
 
 
 class Sqlite(Setup):
-    """A file. Its clock cannot be set, so the contenders' wall clocks are."""
-
     title, engine = "SQLite", "sqlite"
 
     def __init__(self, needs: frozenset[str] = frozenset()) -> None:
         super().__init__(needs)
         self.path = os.path.join(self.disk or scratch(), "locks.db")
-        self.clock = fake_clock.FakeClock(os.path.join(scratch(), "clock"))
-        if "clock" in needs:
-            need_fake_clock(fake_clock.is_available())
 
     def link(self) -> Link:
-        return Link(f"sqlite://{self.path}", [], prefix=self.clock.command() if "clock" in self.needs else [])
-
-    def set_clocks(self, seconds: float, majority: bool) -> None:
-        self.clock.set_offset(seconds)
+        return Link(f"sqlite://{self.path}", [])
 
     def version(self) -> str:
         return sqlite3.sqlite_version
@@ -369,9 +360,8 @@ class ThreeZookeeper(Setup):
             for environment in environments:  # without a cache Java is too slow to keep its sessions
                 del environment["FAKETIME_NO_CACHE"]
                 environment["FAKETIME_CACHE_DURATION"] = "1"
-        # libfaketime slows Java down: an election takes seconds.
-        tick, self.least_session = (2000, 8.0) if "clock" in needs else (500, 2.0)
-        self.ensemble = Ensemble({"tickTime": tick}, environments)
+            self.ttl, self.call_timeout = 8.0, 8.0  # an election takes seconds
+        self.ensemble = Ensemble({"tickTime": 2000 if "clock" in needs else 500}, environments)
         if "hosts" in needs:
             self.ensemble.members = [ZookeeperMember(host, index) for index, host in enumerate(three_hosts())]
         if self.disk:
@@ -390,7 +380,7 @@ class ThreeZookeeper(Setup):
             file.write(text.replace(f"dataDir={old}", f"dataDir={member.data}"))
 
     def url(self, addresses: str) -> str:
-        return f"zookeeper://{addresses}/?session={max(self.session, self.least_session)}"
+        return f"zookeeper://{addresses}/?session={self.session}"
 
     def leader(self) -> Server:
         return self.ensemble.leader()
@@ -408,8 +398,7 @@ class ThreeZookeeper(Setup):
             fake_clock.FakeClock(self.clocks[(leader + number) % 3]).set_offset(seconds)
 
     def version(self) -> str:
-        found = re.search(r"-(\d[\d.]+)\.jar", os.path.realpath("/usr/share/java/zookeeper.jar"))
-        return found[1] if found else "unknown"
+        return program_version("dpkg-query", "-W", "-f", "${Version}", "zookeeper")
 
 
 class Postgresql(Setup):

@@ -41,6 +41,7 @@ class Recording:
     crashes: list[tuple[float, str]] = field(default_factory=list)
     pauses: list[tuple[str, float, float]] = field(default_factory=list)
     silences: list[Silence] = field(default_factory=list)
+    kept: set[tuple[str, int]] = field(default_factory=set)  # process and cycle of leases that must not be lost
     waits: list[float] = field(default_factory=list)  # after each fault, seconds until the next holder
     failures: list[str] = field(default_factory=list)  # of contenders that ended with an exception, or not at all
     balance: int = 0
@@ -79,8 +80,9 @@ def judge(recording: Recording, expectation: Expectation, *, plain: bool, call_t
     violations = [str(violation) for violation in serious]
     violations += [*recording.failures, *_granted_in_silence(recording, lock)]
     losses = [event for event in events if event.what == "ends" and event.details[1] is not None]
-    if expectation.keeps:
-        violations += [f"{event.process} lost its lease ({event.details[1]}) at {event.at:.3f}" for event in losses]
+    for event in losses:
+        if (event.process, event.cycle) in recording.kept:
+            violations.append(f"{event.process} lost its lease ({event.details[1]}) at {event.at:.3f}")
     accepted = sum(call.succeeded for call in fence.calls() if call.began.action == "write")
     lost_updates = max(0, accepted - recording.balance)
     if lost_updates and not plain:

@@ -89,9 +89,9 @@ def test_grant_to_contender_that_was_cut_off_is_found():
     assert script.judge(silences=[Silence(frozenset({"b"}), 0.0, 10.0)]).violations == []
 
 
-def test_lost_lease_is_found_where_none_may_be_lost():
+def test_lost_lease_that_had_to_be_kept_is_found():
     script = Script().holds("a", 1).ends("a", 1, "unreachable")
-    assert "unreachable" in script.judge(Expectation(keeps=True)).violations[0]
+    assert "unreachable" in script.judge(kept={("a", 1)}).violations[0]
     assert script.judge().violations == []
 
 
