@@ -257,8 +257,8 @@ class Past:
         for second in range(_HOUR, 3, -1):
             self._traffic(now - second, busy=1700 < second < 1900)
         begin = _HOUR
-        while begin > 40:
-            begin -= self._settlement(now - begin, paused=110 < begin < 128)
+        while begin > 12:
+            begin -= self._settlement(now - begin, most=begin - 3, paused=110 < begin < 128)
         for second in range(_HOUR, 10, -10):
             peak = max(0.0, 1 - abs(second - 1800) / 120)
             self._picture(
@@ -289,7 +289,7 @@ class Past:
             self._add("granted", name, holder, at, seconds=seconds, queued=wait > 0, ttl=10.0, **fields)
             self._add("released", name, holder, at + chance.uniform(0.1, 2.0), **fields)
 
-    def _settlement(self, at: float, paused: bool) -> int:
+    def _settlement(self, at: float, most: float, paused: bool) -> int:
         """One grant; returns the seconds until the next."""
         chance, name = self._chance, "orders/settlement"
         holder = "settler-3" if paused else f"settler-{chance.choice((1, 2, 4, 5))}"
@@ -298,7 +298,7 @@ class Past:
         waited = chance.uniform(10, 60)
         batch = f"settle batch {chance.randint(1, 40)}"
         self._add("granted", name, holder, at, seconds=waited, queued=True, ttl=10.0, purpose=batch, **fields)
-        held = chance.uniform(12, 26)
+        held = min(chance.uniform(12, 26), most)
         for renewal in range(1, int(held / 3.3)):
             if not paused or renewal < 3:
                 self._add("renewed", name, holder, at + 3.3 * renewal, ttl=10.0, **fields)

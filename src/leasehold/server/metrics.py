@@ -97,8 +97,10 @@ class ServerMetrics:
             "Calls of the engine, waiters and streams now.",
             ({"kind": "call"}, limits.calls),
             ({"kind": "parked"}, service.waiters),
-            ({"kind": "stream"}, len(service.streams) + len(self._app.feed)),
+            ({"kind": "stream"}, len(service.streams) + len(self._app.feed) + len(self._app.dashboard.streams)),
         )
+        resyncs = self._app.dashboard.streams.resyncs
+        yield counter("leasehold_server_stream_resyncs", "Tabs of the dashboard that were too slow.", ({}, resyncs))
         refused = [({"reason": reason}, count) for reason, count in limits.refused.items()]
         yield counter("leasehold_server_shed", "Requests refused by a limit.", *refused)
         failures = [({"reason": reason}, count) for reason, count in self._app.authenticator.failures.items()]

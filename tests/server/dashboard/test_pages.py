@@ -54,6 +54,9 @@ async def test_page_is_well_formed_and_may_load_only_its_own_files(path):
         assert answer.status == 200, answer.html
         assert "default-src 'none'; script-src 'self'; style-src 'self';" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
+        assert (
+            answer.headers["referrer-policy"] == "same-origin"
+        )  # or forms are refused: they come with the origin null
         page = answer.page
         assert [tag for tag, _ in page.elements].count("h1") == 1
         assert all(script["src"].startswith("/ui/static/") for script in page.all("script"))

@@ -100,7 +100,7 @@ def card(app: App, health: Health | None) -> EngineView:
         facts.append(Fact("Attempt p50, p99", f"{attempt.p50}, {attempt.p99} ms"))
     facts.append(Fact("Breaker", "open" if app.service.breaker.open else "closed"))
     survives = {
-        "nothing": "ends with this process",
+        "nothing": "ends when the engine restarts",
         "restart": "survives a restart",
         "minority": "survives the loss of a minority",
     }
@@ -158,6 +158,8 @@ def _member(number_: int, member: MemberHealth) -> Member:
     ]
     for storage in member.storage[:2]:
         ratio = storage.used_ratio
+        if ratio is None and member.memory is not None:
+            continue  # it has no limit, and `memory` says the same
         text = (
             size(storage.used)
             if ratio is None or storage.limit is None
@@ -229,7 +231,7 @@ def promises(traits: Traits) -> Iterator[tuple[int, str, str]]:
     yield {
         "minority": (1, "Grants survive the loss of a minority", "of the engine’s servers"),
         "restart": (1, "Grants survive a restart", "not the loss of the server’s data"),
-        "nothing": (3, "Grants survive nothing", "they end with this process"),
+        "nothing": (3, "Grants survive no restart", "of the engine: it keeps them in memory"),
     }[traits.survives]
     yield (
         (1, "A break is pushed to the holder", "at once")

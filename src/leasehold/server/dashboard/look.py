@@ -17,7 +17,7 @@ from leasehold.server.dashboard.words import cut, duration
 from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.past import Incident, Owner, PastGrant, Stats
 from leasehold.server.peers import NamePast
-from leasehold.server.picture import LockView, Picture
+from leasehold.server.picture import LockView, Picture, Snapshot
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
@@ -97,6 +97,17 @@ class Memory:
     def __init__(self) -> None:
         self.steady = Steady()
         self._stats: dict[str, tuple[float, Stats]] = {}
+        self._owners: dict[str, tuple[Snapshot, int]] = {}
+
+    def count_owners(self, snapshot: Snapshot) -> int:
+        """How many clients hold or wait. Counted once for each picture."""
+        known = self._owners.get(snapshot.namespace)
+        if known is None or known[0] is not snapshot:
+            count = len({each.holder[:3] for each in snapshot.holdings})
+            known = self._owners[snapshot.namespace] = (snapshot, count)
+            if len(self._owners) > 100:
+                self._owners.clear()
+        return known[1]
 
     async def stats(self, app: App, namespace: str, now: float) -> Stats:
         """Of the last hour. The same for two seconds: adding up an hour takes a while."""

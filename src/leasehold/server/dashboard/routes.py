@@ -40,7 +40,7 @@ CSP: Final = (
 HEADERS: Final = (
     (b"content-security-policy", CSP.encode()),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer, browsers send forms with the origin null
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
@@ -264,13 +264,7 @@ class Dashboard:
 
     def _nav(self, look: Look) -> list[NavItem]:
         day = len(latest(look.incidents, look.now - DAY))
-        owners = len(
-            {
-                (each.holder.label, each.holder.host, each.holder.pid)
-                for lock in look.locks
-                for each in (*lock.holders, *lock.queue)
-            }
-        )
+        owners = self._memory.count_owners(look.picture.snapshot)
         counts = {"locks": len(look.locks), "owners": owners, "incidents": day}
         return [
             NavItem(

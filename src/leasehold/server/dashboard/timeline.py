@@ -165,7 +165,12 @@ def draw(
     at = trouble.ended_at if trouble in shown and trouble is not None and trouble.ended_at else now
     focus = scale(at) / _WIDTH
     return Timeline(
-        drawing.joined(), _strip(grants, now, scale.span), tuple(map(plain, rows)), story, focus, scale.span
+        drawing.joined(),
+        _strip(grants, now, scale.span),
+        tuple(cut(plain(row), 21) for row in rows),
+        story,
+        focus,
+        scale.span,
     )
 
 
@@ -429,13 +434,15 @@ def _strip(grants: Sequence[PastGrant], now: float, window: float) -> Markup:
     for grant in grants:
         if grant.end in ("lost", "broken") and grant.ended_at is not None:
             drawing.line("lostl", f"M{scale(grant.ended_at):.1f} 4v24")
+    form = "hms" if scale.span < 600 else "hm"
     for part in range(1, 6):
         at = scale.begin + scale.span * part / 6
         drawing.add(
-            '<text x="{:.1f}" y="42" text-anchor="middle" data-at="{:.0f}" data-form="hm">{}</text>',
+            '<text x="{:.1f}" y="42" text-anchor="middle" data-at="{:.0f}" data-form="{}">{}</text>',
             scale(at),
             at,
-            clock(at, "hm"),
+            form,
+            clock(at, form),
         )
     x, end = scale(now - window), scale(now)
     drawing.add('<rect class="brush" x="{:.1f}" y="2" width="{:.1f}" height="28" rx="2"/>', x, end - x)

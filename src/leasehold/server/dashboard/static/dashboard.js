@@ -48,11 +48,11 @@ function tick() {
 
 // -- live: one stream per tab; the stamp is the age of the picture, not of the frame
 const live = $("#live"), words = $("#live-words"), says = $("#says");
-let asOf = +document.body.dataset.asOf, paused = false, source = null, polling = 0, lastId = "", saidAt = 0, toSay = "";
+let asOf = +document.body.dataset.asOf, paused = false, source = null, fallen = false, polling = 0, lastId = "", saidAt = 0, toSay = "";
 let heardAt = performance.now();
 function stamp() {
   if (!live) return;
-  const age = Math.max(0, serverNow() - asOf), old = age > 3, fallen = !source && !paused;
+  const age = Math.max(0, serverNow() - asOf), old = age > 3;
   live.classList.toggle("paused", paused);
   live.classList.toggle("stale", !paused && (old || fallen));
   const how = fallen ? "Polling" : old ? "Stale" : "Live";
@@ -79,6 +79,7 @@ function say(text) { // a change of state, at most every 10 s
 function frame(event) {
   const sent = JSON.parse(event.data);
   lastId = event.lastEventId;
+  fallen = false;
   heardAt = performance.now();
   ahead = sent.now - Date.now() / 1000;
   asOf = sent.as_of;
@@ -105,9 +106,7 @@ async function poll() { // while there is no stream
   clearTimeout(polling);
   polling = 0;
   if (paused || document.hidden) return;
-  try { await refresh(); start(); return; } catch { /* the server is away: go on trying */ }
-  polling = setTimeout(poll, 5000);
-  tick();
+  try { await refresh(); start(); } catch { fall(5000); } // the server is away: go on trying
 }
 function start() {
   if (source || paused || document.hidden || !live) return;
@@ -117,12 +116,19 @@ function start() {
   source = new EventSource("/ui/stream?" + from);
   heardAt = performance.now();
   source.addEventListener("frame", frame);
-  source.addEventListener("resync", () => { stop(); refresh().then(start, () => { polling = setTimeout(poll, 5000); }); });
-  source.addEventListener("drain", () => { stop(); polling = setTimeout(poll, 1000); });
+  source.addEventListener("error", () => { if (source?.readyState === EventSource.CLOSED) fall(5000); });
+  source.addEventListener("resync", () => { stop(); refresh().then(start, () => fall(5000)); });
+  source.addEventListener("drain", () => fall(1000));
 }
 function stop() {
   source?.close();
   source = null;
+}
+function fall(soon) { // there is no stream: poll, and say so
+  stop();
+  fallen = true;
+  clearTimeout(polling);
+  polling = setTimeout(poll, soon);
 }
 function pause(on) {
   paused = on;
@@ -133,7 +139,7 @@ function pause(on) {
 live?.addEventListener("click", () => pause(!paused));
 document.addEventListener("visibilitychange", () => { if (document.hidden) stop(); else if (!paused) poll(); });
 setInterval(() => {
-  if (source && performance.now() - heardAt > 5000) { stop(); poll(); } // the stream is dead: poll, and say so
+  if (source && performance.now() - heardAt > 5000) fall(0); // no frame for so long: it is dead
   tick();
   say();
 }, 250);
