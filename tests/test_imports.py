@@ -131,7 +131,7 @@ ALLOWED = {
         "log_lines",
         "runtime.base",
     },
-    "environment": {"config", "core", "errors"},
+    "environment": {"aio", "blocking", "client", "config", "core", "errors"},
     # short public paths to names defined elsewhere
     "asgi": {"http"},
     "stores": {"records"},

@@ -1,15 +1,21 @@
-"""The lease that `leasehold run` holds while this process runs, read from the environment."""
+"""The lease under which the running code works: that of the `with` around it, else that of `leasehold run`, read from
+the environment of this process."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from leasehold.client.held_locks import ENTERED
 from leasehold.config import check_ttl
 from leasehold.core.names import check_name
 from leasehold.core.timing import NEVER
 from leasehold.errors import ConfigError
+
+if TYPE_CHECKING:
+    from leasehold.aio.locks import AsyncLease
+    from leasehold.blocking.locks import Lease
 
 _MAX_TOKEN: Final = 2**63 - 1
 _MAX_SLOT: Final = 2**31 - 1
@@ -30,16 +36,43 @@ class CurrentLease(NamedTuple):
     shared: bool = False
 
 
-def current_lease() -> CurrentLease:
-    """The lease under which `leasehold run` started this process or its parent shell. Contains no secret.
+def current_lease(name: str | None = None) -> Lease | AsyncLease | CurrentLease:
+    """The lease of the innermost `with` block or decorated function around this call, in this thread or task. If there
+    is none: the lease under which `leasehold run` started this process or its parent shell.
 
-    Raises `ConfigError` outside of `leasehold run`, or if a variable has a value that `leasehold run` never sets.
+    A lease that was lost or released in its block is still the current one: its `check()` raises `LeaseLost`. Tasks
+    that are created in a block, and `asyncio.to_thread`, work under its lease until the block is left. A new thread has
+    a context of its own: start it with `contextvars.copy_context().run`.
+
+    name  the name that this code needs: skips the blocks of other names
+
+    Raises `ConfigError` if there is no such lease, if the block is that of a multilock and no name is given, or if the
+    environment has a value that `leasehold run` never sets.
     """
+    for leases in reversed(ENTERED.get()):
+        matching: list[Any] = [lease for lease in leases if name is None or lease.name == name]
+        if name is None and len(matching) > 1:
+            names = ", ".join(repr(lease.name) for lease in matching)
+            raise ConfigError(f"this code runs under a multilock of {names}: pass the name, current_lease(NAME)")
+        if matching:
+            return matching[0]  # type: ignore[no-any-return]  # one of both kinds
+    return _lease_of_run(name)
+
+
+def _lease_of_run(name: str | None) -> CurrentLease:
     if os.environ.get("LEASEHOLD_HELD") != "1":
         raise ConfigError(
-            "no current lease: this process was not started by `leasehold run NAME -- CMD`, "
-            "or its environment was not passed on (sudo and cron drop LEASEHOLD_*)"
+            f"no current lease{f' of {name}' if name else ''}: this code is in no `with` block of a lock (threads do "
+            "not inherit it: see contextvars.copy_context), and its process was not started by `leasehold run NAME "
+            "-- CMD`, or its environment was not passed on (sudo and cron drop LEASEHOLD_*)"
         )
+    lease = _read_environment()
+    if name is not None and lease.name != name:
+        raise ConfigError(f"no current lease of {name}: `leasehold run` started this process with {lease.name}")
+    return lease
+
+
+def _read_environment() -> CurrentLease:
     try:
         ttl = float(_matching("LEASEHOLD_TTL", r"[0-9.]+(e[+-]?[0-9]+)?"))
         check_ttl(ttl, NEVER)  # `leasehold run` has checked its own bound

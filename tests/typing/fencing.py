@@ -44,8 +44,10 @@ async def use_async_fences(lease: AsyncLease, client: Any) -> None:
 
 
 def read_slot_types(stale: StaleToken) -> None:
-    assert_type(current_lease(), CurrentLease)
+    assert_type(current_lease("stock"), Lease | AsyncLease | CurrentLease)
     assert_type(current_lease().slot, int | None)
+    if not isinstance(lease := current_lease(), CurrentLease):
+        lease.check()
     assert_type(stale.slot, int | None)
 
 

@@ -9,8 +9,9 @@ thread or task may close them than entered them.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from leasehold.runtime.base import Interrupt, Runtime
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from leasehold.model import Mode
 
 Key: TypeAlias = tuple[Hashable, str]
+
+# For `current_lease`: the leases of each `with` around the running code, outermost first. The list of a `with` that was
+# left is empty, whichever thread or task left it: contexts are copied, and no other one can be changed from there.
+ENTERED: Final[ContextVar[tuple[list[BaseLease], ...]]] = ContextVar("leasehold_entered", default=())
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +35,7 @@ class HeldLock:
     interrupt: Interrupt | None = None
     task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
     released: bool = False  # leaving the `with` releases nothing more
+    entered: list[BaseLease] = field(default_factory=list)  # what ENTERED has of its `with`, until that is left
     reentered: bool = False  # a hold of a lease that was held before: it counts in the lease's depth, recorded or not
 
 
