@@ -302,11 +302,16 @@ def test_series_of_rules_and_dashboard_are_known():
 
 @pytest.mark.extended
 def test_series_of_servers_are_shown_by_a_real_server(tmp_path):
-    """What rules and dashboard read of a lock server and its picture, and of no client."""
+    """What rules and dashboard read of a lock server and its picture, and of no client, and what the page explains."""
     expressions = [*(each.expression for each in (*rules.RECORDED, *rules.ALERTS)), *queries()]
     prefixes = ("leasehold_server_", "leasehold_locks", "leasehold_oldest_", "leasehold_line_", "leasehold_deadlocks")
     used = {name for text in expressions for name in re.findall(r"\bleasehold_\w+", text) if name.startswith(prefixes)}
     assert len(used) >= 10
+    page = (
+        (ROOT / "docs/operations/metrics.md").read_text().partition("\n## The lock server\n")[2].partition("\n## ")[0]
+    )
+    explained = set(re.findall(r"^\| `(leasehold_\w+)` \|", page, re.MULTILINE))
+    assert len(explained) >= 10
     with running("--audit-file", str(tmp_path / "audit.jsonl")) as server, connect(server) as client:
         waiting = threading.Thread(target=lambda: client.lock("orders/42", wait=60).acquire().release())
         with client.lock("orders/42"):
@@ -314,7 +319,7 @@ def test_series_of_servers_are_shown_by_a_real_server(tmp_path):
             poll(lambda: 'leasehold_locks{engine="memory",namespace="",state="waiting"} 1.0' in metrics_of(server))
             found = metrics_of(server)
         waiting.join(60)
-    missing = {name for name in used if f"\n# TYPE {name.removesuffix('_bucket')} " not in found}
+    missing = {name for name in used | explained if f"\n# TYPE {name.removesuffix('_bucket')} " not in found}
     assert missing == set()
     for name in ("leasehold_oldest_hold_seconds", "leasehold_oldest_wait_seconds", "leasehold_line_longest"):
         assert f'\n{name}{{engine="memory",group="orders/*",namespace=""}} ' in found
