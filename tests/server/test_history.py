@@ -324,6 +324,7 @@ def test_statistics_of_many_groups_and_namespaces_are_bounded(past):
         past.grant(0, f"w{number}", 1, namespace=f"tenant-{number % 300}", name=f"kind-{'x' * (number % 50)}")
     rows = {row for column in past.hour._columns.values() for row in column.counts}
     assert len(rows) <= statistics.MAX_ROWS
+    assert len(past.stats("tenant-1", 60.0).groups) <= statistics.MAX_GROUPS
     past.grant(2 * 3600, "new", 1, namespace="late")
     assert sum(past.stats("late", 60.0).total.activity) == 1, "what is over makes room"
 

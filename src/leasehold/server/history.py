@@ -30,6 +30,7 @@ MAX_WAITS: Final = 50  # per name
 MAX_RENEWALS: Final = 40  # per grant
 MAX_MARKS: Final = 20  # per grant: times at risk, refusals
 MAX_INCIDENTS: Final = 500
+MAX_STATS: Final = 20  # answers that are kept
 MAX_HOLDERS: Final = 2000  # whose losses are counted
 
 _SAME_OUTAGE: Final = 10.0  # seconds
@@ -71,6 +72,7 @@ class History:
         self._shown_deadlocks: dict[str, dict[frozenset[str], Incident]] = {}
         self._outages: dict[str, Incident] = {}  # the last of each kind
         self.hour = Hour()
+        self._stats: dict[tuple[str, float], Stats] = {}  # the last answers
 
     def __call__(self, event: Event, trace: str = "") -> None:
         """Note an event. `trace` is the trace id of its request."""
@@ -116,7 +118,14 @@ class History:
         return [each for each, _ in zip(found, range(limit), strict=False)]
 
     def stats(self, namespace: str, seconds: float) -> Stats:
-        return self.hour.read(namespace, self._clock(), seconds)
+        """At most a second old: adding up an hour takes some milliseconds, in which no request is served."""
+        now, key = self._clock(), (namespace, seconds)
+        known = self._stats.get(key)
+        if known is None or not known.until <= now < known.until + 1.0:
+            if len(self._stats) >= MAX_STATS:
+                self._stats.clear()
+            known = self._stats[key] = self.hour.read(namespace, now, seconds)
+        return known
 
     def ttl(self, holding: Holding) -> float:
         """The life of the grant when it was new or renewed, as far as it is known: at least what is left."""
@@ -132,7 +141,10 @@ class History:
 
     def owners(self, picture: Picture) -> list[Owner]:
         """All holders of a picture, those gone quiet first."""
-        return incidents.owners(picture, self)
+        snapshot = picture.snapshot
+        if snapshot.owners is None:
+            snapshot.owners = incidents.owners(picture, self)
+        return snapshot.owners
 
     def deadlocks(self, namespace: str) -> int:
         """How many the last two pictures of the namespace show."""

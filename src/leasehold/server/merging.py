@@ -85,9 +85,11 @@ def incidents(sources: Iterable[Sequence[Incident]]) -> list[Incident]:
     return found[::-1]
 
 
-def owners(own: Sequence[Owner], others: Iterable[Sequence[Owner]]) -> list[Owner]:
+def owners(own: list[Owner], others: Sequence[Sequence[Owner]]) -> list[Owner]:
     """The owners of this server's picture. A server that saw a grant knows its ttl, and therefore an earlier time at
     which its holder was heard of, than one that guesses it."""
+    if not others:
+        return own
     known: dict[tuple[str, str | None, int | None], list[Owner]] = {}
     for source in others:
         for owner in source:

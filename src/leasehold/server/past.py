@@ -182,5 +182,5 @@ class Stats(Struct, kw_only=True):
     bounds: Annotated[list[float], Meta(description="Upper bounds of `direct` and `queued` in `counts`.")]
     hold_bounds: Annotated[list[float], Meta(description="Upper bounds of `held` in `counts`.")]
     total: Summary
-    groups: Annotated[list[Summary], Meta(description="By their number of acquires, most first.")]
+    groups: Annotated[list[Summary], Meta(description="The 20 with the most acquires, most first.")]
     buckets: Annotated[list[Bucket], Meta(description="Oldest first, one for each ten seconds.")]

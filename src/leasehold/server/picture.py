@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlia
 from leasehold.core.deadlocks import Deadlock, deadlocks
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Holding, HoldingState, Kind, Mode
+from leasehold.server.past import Owner
 
 if TYPE_CHECKING:
     from leasehold.runtime.loop import Loop
@@ -37,6 +38,7 @@ MIN_INTERVAL: Final = 0.5  # seconds between two inspects of one namespace
 SHOWN_STALE: Final = 10.0  # seconds that a picture is shown while the engine does not answer
 MAX_NAMESPACES: Final = 64  # with a picture
 MAX_KNOWN: Final = 1000  # namespaces
+_LARGE: Final = 1000  # claims; more are worked out on a thread
 MAX_LOOK: Final = 20  # namespaces that a reader of the whole engine looks at
 
 Result: TypeAlias = Literal["hit", "miss", "stale"]
@@ -78,6 +80,11 @@ class Snapshot:
         self.namespace = namespace
         self.as_of = as_of  # Unix time before the engine was asked: everything before it is shown
         self.holdings = holdings
+        self.owners: list[Owner] | None = None  # kept here by the history, which knows when they were heard of
+
+    def prepare(self) -> None:
+        """Work everything out. From any thread: for a large namespace it takes too long for the event loop."""
+        _ = self.locks, self.by_name, self.states, self.deadlocks
 
     @cached_property
     def locks(self) -> tuple[LockView, ...]:
@@ -232,6 +239,8 @@ class Pictures:
             entry.asked_at = asked_at
             found = await self._service.inspect(namespace, "", False, asked_at + self._service.call_timeout)
             snapshot = Snapshot(namespace, as_of, found)
+            if len(found) > _LARGE:
+                await asyncio.to_thread(snapshot.prepare)
             entry.snapshot, entry.taken_at, entry.shown_changes = snapshot, asked_at, changes
         finally:
             entry.taking = None

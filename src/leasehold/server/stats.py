@@ -20,6 +20,7 @@ from leasehold.telemetry.metrics import ACQUIRE_BUCKETS, HOLD_BUCKETS, outcome_o
 BUCKET_SECONDS: Final = 10
 BUCKETS: Final = 360
 MAX_ROWS: Final = 100
+MAX_GROUPS: Final = 20  # that are shown, the busiest
 
 group_of = lru_cache(maxsize=4096)(groups.group_of)
 
@@ -64,23 +65,30 @@ class Hour:
         first = max(last - BUCKETS + 1, _number(now - seconds) + 1)
         columns = {number: column for number, column in self._columns.items() if first <= number <= last}
         since = max(now - seconds, first * float(BUCKET_SECONDS))
-        rows = {row for column in columns.values() for row in column.counts if row[0] == namespace}
+        found: dict[str, list[Counts | None]] = {}  # by group, one for each bucket
+        for index, number in enumerate(range(first, last + 1)):
+            for (of_namespace, group), counts in columns[number].counts.items() if number in columns else ():
+                if of_namespace == namespace:
+                    found.setdefault(group, [None] * (last - first + 1))[index] = counts
+        activity = {
+            group: [0 if counts is None else sum(counts.acquires.values()) for counts in row]
+            for group, row in found.items()
+        }
 
-        def summary(row: Row) -> Summary:
-            found = [columns[n].counts.get(row) if n in columns else None for n in range(first, last + 1)]
-            activity = [0 if counts is None else sum(counts.acquires.values()) for counts in found]
-            return summarise(row[1], add_up(found), activity, now - since)
+        def summary(group: str) -> Summary:
+            none = [0] * (last - first + 1)
+            return summarise(group, add_up(found.get(group, ())), activity.get(group, none), now - since)
 
-        buckets = [_bucket(number, columns.get(number), namespace) for number in range(first, last + 1)]
+        busiest = sorted((group for group in found if group), key=lambda group: -sum(activity[group]))[:MAX_GROUPS]
         return Stats(
             namespace=namespace,
             since=since,
             until=now,
             bounds=list(ACQUIRE_BUCKETS),
             hold_bounds=list(HOLD_BUCKETS),
-            total=summary((namespace, "")),
-            groups=by_activity(summary(row) for row in rows if row[1]),
-            buckets=buckets,
+            total=summary(""),
+            groups=by_activity(map(summary, busiest)),
+            buckets=[_bucket(number, columns.get(number), namespace) for number in range(first, last + 1)],
         )
 
     def _find(self, event: Event) -> Iterable[Counts]:
@@ -156,27 +164,28 @@ def add_up(many: Iterable[Counts | None]) -> Counts:
     """The sum. What it returns shares nothing with what it was given."""
     total = Counts()
     for counts in many:
-        if counts is None:
-            continue
-        for mine, theirs in (
-            (total.acquires, counts.acquires),
-            (total.renewals, counts.renewals),
-            (total.lost, counts.lost),
-        ):
-            for key, count in theirs.items():
-                mine[key] = mine.get(key, 0) + count
-        total.direct = _sum(total.direct, counts.direct)
-        total.queued = _sum(total.queued, counts.queued)
-        total.held = _sum(total.held, counts.held)
-        total.refused += counts.refused
-        total.broken += counts.broken
+        if counts is not None:
+            for key, count in counts.acquires.items():
+                total.acquires[key] = total.acquires.get(key, 0) + count
+            for key, count in counts.renewals.items():
+                total.renewals[key] = total.renewals.get(key, 0) + count
+            for key, count in counts.lost.items():
+                total.lost[key] = total.lost.get(key, 0) + count
+            _add_histogram(total.direct, counts.direct)
+            _add_histogram(total.queued, counts.queued)
+            _add_histogram(total.held, counts.held)
+            total.refused += counts.refused
+            total.broken += counts.broken
     return total
 
 
-def _sum(first: list[int], second: list[int]) -> list[int]:
-    if not first or not second:
-        return [*first, *second]
-    return [a + b for a, b in zip(first, second, strict=True)]
+def _add_histogram(total: list[int], more: list[int]) -> None:
+    if not total:
+        total.extend(more)
+    else:
+        for index, count in enumerate(more):
+            if count:
+                total[index] += count
 
 
 def summarise(group: str, counts: Counts, activity: list[int], seconds: float) -> Summary:
@@ -198,7 +207,8 @@ def summarise(group: str, counts: Counts, activity: list[int], seconds: float) -
 
 
 def by_activity(groups: Iterable[Summary]) -> list[Summary]:
-    return sorted(groups, key=lambda group: (-sum(group.activity), group.group))
+    """The busiest, most first."""
+    return sorted(groups, key=lambda group: (-sum(group.activity), group.group))[:MAX_GROUPS]
 
 
 def quantiles(histogram: Sequence[int], bounds: Sequence[float]) -> Quantiles:

@@ -31,6 +31,7 @@ from leasehold.server.service import Service
 _MAX_DATAGRAM: Final = 65_536
 _MAX_BATCH: Final = 49_152  # bytes of events in one datagram
 _BATCH_SECONDS: Final = 0.05
+_MAX_RENEWALS: Final = 25  # of one batch: others show a part of them if there are more than 500 a second
 _MAX_UNSENT: Final = 20_000  # events for a worker that does not read
 _MAX_CATCH_UP: Final = 10.0  # seconds until a worker goes on without the past, if no other sends it
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -80,6 +81,7 @@ class Relay:
         # number, because it may come from its own worker as well.
         self._past: deque[bytes] = deque(maxlen=_MAX_UNSENT)
         self._count = 0
+        self._renewals = 0  # since the last batch
         self._before_live: list[Any] | None = []  # events until the past is complete; None: it is
         self._noted: set[tuple[int, ...]] = set()  # of the past
         self._unsent: dict[int, deque[bytes]] = {}  # by worker
@@ -122,6 +124,10 @@ class Relay:
 
     def _send_event(self, event: Event, trace: str) -> None:
         """Events go in batches: a datagram for each would leave no room for wake-ups."""
+        if event.kind == "renewed":
+            self._renewals += 1
+            if self._renewals > _MAX_RENEWALS:
+                return
         self._count += 1
         encoded = msgspec.json.encode([(os.getpid(), self._count), trace, *event])
         self._past.append(encoded)
@@ -136,7 +142,7 @@ class Relay:
 
     def _send_events(self) -> None:
         """Send what fits into one datagram to each worker. What one does not take now is sent later."""
-        self._sending = None
+        self._sending, self._renewals = None, 0
         for worker, unsent in self._unsent.items():
             size = 0
             batch: list[msgspec.Raw] = []
