@@ -188,7 +188,7 @@ def test_history_of_ten_thousand_names_is_bounded(past):
     known = [number for number in range(10_000) if past.grants("shop", f"orders/{number}")]
     assert known == list(range(10_000 - limits.MAX_NAMES, 10_000)), "the latest are kept"
     assert len(past.incidents(limit=10_000)) == limits.MAX_INCIDENTS
-    assert len(past._ttls) <= limits.MAX_GRANTS
+    assert len(past._lives) <= limits.MAX_GRANTS
     assert len(past._losses) <= limits.MAX_HOLDERS
 
 
@@ -260,6 +260,15 @@ def test_owner_that_missed_its_renewals_comes_first(past):
     assert seconds(suspended.heard_at) == pytest.approx(-5.0)
     assert owners["queued"].waits == ["b"]
     assert owners["queued"].heard_at is None
+
+
+def test_owner_that_shortened_its_ttl_is_not_quiet(past):
+    """It went around this server: a life left that falls faster than the clock was set anew."""
+    past.observe(picture(holding("a", "direct", 60.0)).snapshot)
+    past.observe(picture(holding("a", "direct", 57.0), at=3.0).snapshot)
+    past.observe(picture(holding("a", "direct", 9.0), at=4.0).snapshot)
+    assert not past.owners(picture(holding("a", "direct", 7.0), at=6.0))[0].quiet
+    assert past.owners(picture(holding("a", "direct", 2.0), at=11.0))[0].quiet
 
 
 def test_owner_shows_how_many_leases_it_lost(past):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from leasehold.core import timing
 from leasehold.core.deadlocks import Deadlock, seen_in_both
@@ -33,9 +33,18 @@ MAX_INCIDENTS: Final = 500
 MAX_STATS: Final = 20  # answers that are kept
 MAX_HOLDERS: Final = 2000  # whose losses are counted
 
+_RENEWED_SECONDS: Final = 2.0  # a life that falls by so much more than the clock was renewed with a shorter ttl
 _SAME_OUTAGE: Final = 10.0  # seconds
 
 Key: TypeAlias = tuple[str, str]  # namespace and name
+
+
+class _Life(NamedTuple):
+    """What was last seen of a grant."""
+
+    at: float
+    left: float
+    ttl: float  # when it was new or renewed, as far as it is known
 
 
 class _Past:
@@ -67,7 +76,7 @@ class History:
         self._grants = 0  # of all names
         self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
         self._losses: OrderedDict[Key, int] = OrderedDict()  # by namespace and holder
-        self._ttls: OrderedDict[str, float] = OrderedDict()  # the longest life of a grant seen, by fingerprint
+        self._lives: OrderedDict[str, _Life] = OrderedDict()  # of grants, by fingerprint
         self._deadlocks: dict[str, list[Deadlock]] = {}  # of the picture before, by namespace
         self._shown_deadlocks: dict[str, dict[frozenset[str], Incident]] = {}
         self._outages: dict[str, Incident] = {}  # the last of each kind
@@ -129,7 +138,8 @@ class History:
 
     def ttl(self, holding: Holding) -> float:
         """The life of the grant when it was new or renewed, as far as it is known: at least what is left."""
-        return max(self._ttls.get(holding.fingerprint, 0.0), holding.left)
+        known = self._lives.get(holding.fingerprint)
+        return holding.left if known is None else max(known.ttl, holding.left)
 
     def at_risk(self, holding: Holding) -> bool:
         """Whether the holder has missed its renewals: by the same rule as in the client."""
@@ -191,7 +201,7 @@ class History:
                 trace=trace or None,
             ),
         )
-        self._note_ttl(fingerprint, ttl)
+        self._note_life(fingerprint, _Life(event.at, ttl, ttl))
         past.highest_token = max(past.highest_token, event.token or 0)
         if event.queued:
             past.waits.append(_wait(event, waited, "granted"))
@@ -231,7 +241,7 @@ class History:
     def _on_renewal(self, past: _Past, event: Event) -> None:
         grant = past.find(event.fingerprint, event.token) or self._add_partial(past, event)
         ttl = event.ttl or 0.0
-        self._note_ttl(event.fingerprint or "", ttl)
+        self._note_life(event.fingerprint or "", _Life(event.at, ttl, ttl))
         grant.renewed += 1
         grant.renewals.append(Renewal(event.at, max(0.0, grant.expires_at - event.at)))
         del grant.renewals[:-MAX_RENEWALS]
@@ -300,8 +310,11 @@ class History:
         """Learn from a picture what events do not tell: the ttl of grants that went another way, and deadlocks."""
         self.hour.observe(snapshot)
         for holding in snapshot.holdings:
-            if holding.state == "held" and holding.left > self._ttls.get(holding.fingerprint, 0.0):
-                self._note_ttl(holding.fingerprint, holding.left)
+            if holding.state == "held":
+                known = self._lives.get(holding.fingerprint) or _Life(snapshot.as_of, 0.0, 0.0)
+                shortened = holding.left < known.left - (snapshot.as_of - known.at) - _RENEWED_SECONDS
+                ttl = holding.left if shortened else max(known.ttl, holding.left)
+                self._note_life(holding.fingerprint, _Life(snapshot.as_of, holding.left, ttl))
         self._observe_deadlocks(snapshot)
 
     def _observe_deadlocks(self, snapshot: Snapshot) -> None:
@@ -338,11 +351,11 @@ class History:
     def _forget(self, key: Key) -> None:
         self._grants -= len(self._names.pop(key).grants)
 
-    def _note_ttl(self, fingerprint: str, ttl: float) -> None:
-        self._ttls[fingerprint] = ttl
-        self._ttls.move_to_end(fingerprint)
-        if len(self._ttls) > MAX_GRANTS:
-            self._ttls.popitem(last=False)
+    def _note_life(self, fingerprint: str, life: _Life) -> None:
+        self._lives[fingerprint] = life
+        self._lives.move_to_end(fingerprint)
+        if len(self._lives) > MAX_GRANTS:
+            self._lives.popitem(last=False)
 
 
 def _wait(event: Event, seconds: float, outcome: str) -> PastWait:
