@@ -16,6 +16,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from leasehold.server.dashboard import words
 from leasehold.server.dashboard.routes import PAGES
+from tests.support.dashboard import new_key
 from tests.support.running_server import SECONDS, poll, running
 
 pytestmark = pytest.mark.extended
@@ -264,6 +265,23 @@ def test_break_needs_typed_name_and_reason_and_ends_the_lease(browser, server):
     assert server.post("/v1/renew", renewal).status == 410
     with opened(browser, server, f"/audit?namespace={NAMESPACE}&which=break") as page:
         expect(page.locator("#table")).to_contain_text("exporter hangs, see OPS-1179")
+
+
+def test_login_by_keyboard_leads_back_and_logging_out_ends_it(browser, tmp_path):
+    key = new_key(tmp_path / "keys.toml", "mira", "read:*:")
+    with running("--keys", str(tmp_path / "keys.toml")) as server, contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{server.port}/locks")
+        assert axe(page) == []
+        page.keyboard.type(key)  # the field has the focus
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text("Locks")
+        expect(page.locator(".foot")).to_contain_text("mira, for looking only")
+        assert page.evaluate("document.cookie") == ""
+        page.get_by_role("button", name="Log out").press("Enter")
+        expect(page.locator("h1")).to_have_text("Log in")
+        page.goto(f"http://127.0.0.1:{server.port}/locks")
+        expect(page.locator("h1")).to_have_text("Log in")
 
 
 def test_demo_shows_traffic_without_complaints(browser):

@@ -110,6 +110,27 @@ async def test_tabs_with_the_same_page_share_one_rendering(monkeypatch):
 
 
 @in_loop
+async def test_fifty_tabs_cost_the_engine_two_inspects_a_second(monkeypatch):
+    async with serving() as site:
+        asked = []
+        original = site.app.service.engine.inspect
+
+        async def counted(*given):
+            asked.append(given)
+            return await original(*given)
+
+        monkeypatch.setattr(site.app.service.engine, "inspect", counted)
+        async with contextlib.AsyncExitStack() as stack:
+            tabs = [await stack.enter_async_context(tab(site, QUERIES[n % len(QUERIES)])) for n in range(50)]
+            began = asyncio.get_running_loop().time()
+            for number in range(4):
+                await site.acquire(f"orders/{number}")  # outdates the picture
+                await asyncio.gather(*map(frame, tabs))
+            elapsed = asyncio.get_running_loop().time() - began
+        assert 1 < len(asked) <= 2 * elapsed + 3
+
+
+@in_loop
 async def test_tab_that_comes_back_gets_what_changed_meanwhile():
     async with serving() as site:
         await site.acquire("orders/42")

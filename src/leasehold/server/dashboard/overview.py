@@ -87,7 +87,7 @@ class Server(NamedTuple):
     text: str
 
 
-def overview(look: Look, health: Health | None, server: str) -> Context:
+def overview(look: Look, health: Health | None, server: str, missing: Sequence[str]) -> Context:
     held = sum(each.state == "held" for lock in look.locks for each in lock.holders)
     waiting = sum(len(lock.queue) for lock in look.locks)
     looks = _looks(look, health)
@@ -101,7 +101,7 @@ def overview(look: Look, health: Health | None, server: str) -> Context:
         "groups": [_group(each) for each in look.stats.groups[:8]] if look.stats is not None else [],
         "engine": card(look.app, health),
         "feed": [incident_view(look, each) for each in look.incidents[:5]],
-        "servers": _servers(look, server),
+        "servers": _servers(look, server, missing),
         "say": _lede(held, waiting, len(looks)),
     }
 
@@ -420,10 +420,12 @@ def _group(group: Summary) -> Group:
     )
 
 
-def _servers(look: Look, server: str) -> list[Server]:
+def _servers(look: Look, server: str, missing: Sequence[str]) -> list[Server]:
     app = look.app
     streams = len(app.service.streams) + len(app.feed)
     recent = [] if look.stats is None else look.stats.buckets[-7:-1]
     per_second = _acquires(recent) / (10 * len(recent)) if recent else 0.0
     own = Server(server, rate(per_second), f"{counted(app.service.waiters, 'waiter')}, {counted(streams, 'stream')}")
-    return [own]
+    answering = len(app.peers) - len(missing)
+    peers = [Server(counted(answering, "peer"), "", "history merged")] if answering > 0 else []
+    return [own, *peers, *(Server(each, "", "does not answer") for each in missing)]

@@ -231,12 +231,12 @@ class Dashboard:
             "foot": self._foot(look.caller),
             "logged_in": look.caller != ANYONE,
         }
-        return context | await self._body(look, page)
+        return context | await self._body(look, page, missing)
 
-    async def _body(self, look: Look, page: Page) -> dict[str, Any]:
+    async def _body(self, look: Look, page: Page, missing: list[str]) -> dict[str, Any]:
         match page.key:
             case "overview":
-                return overview(look, self.health(), self.server)
+                return overview(look, self.health(), self.server, missing)
             case "locks":
                 return views.locks(look)
             case "owners":
@@ -293,10 +293,9 @@ class Dashboard:
         peers = len(self._app.peers)
         lines = [f"{self.server} and {words.counted(peers, 'peer')}" if peers else self.server]
         lines.append(f"over {name_of(self._app)}")
-        if caller == ANYONE:
-            lines.append("may break locks" if self.admin else "for looking only")
-        else:
-            lines.append(f"{caller.who}, {'admin' if self.admin else 'for looking only'}")
+        may_break = self.admin and any("break" in right.verbs for right in caller.rights)
+        who = "" if caller == ANYONE else f"{caller.who}, "
+        lines.append(who + ("may break locks" if may_break else "for looking only"))
         return lines
 
     def _namespaces(self, caller: Caller, current: str) -> list[str]:
