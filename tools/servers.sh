@@ -20,6 +20,7 @@ servers=(
     prometheus # also promtool, which tests the alerting rules
     prometheus-alertmanager # amtool
     tmux # a terminal for `leasehold top`
+    chromium # a browser for the dashboard
 )
 
 wanted=("$@")
