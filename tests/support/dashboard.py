@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from html.parser import HTMLParser
@@ -15,11 +15,12 @@ from urllib.parse import urlencode
 
 from leasehold.config import EngineConfig
 from leasehold.server import keys
-from leasehold.server.app import App
+from leasehold.server.app import App, Look
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
 from leasehold.server.limits import Limits
 from leasehold.server.messages import EventStream, Request, Response
+from leasehold.server.peers import Peer
 from leasehold.server.service import Service
 from leasehold.server.settings import LimitSettings
 from leasehold.telemetry.audit import AuditFile
@@ -145,12 +146,12 @@ class Page(HTMLParser):
 
 @contextlib.asynccontextmanager
 async def serving(
-    url: str = "memory://", key_file: Path | None = None, audit: Path | None = None
+    url: str = "memory://", key_file: Path | None = None, audit: Path | None = None, peers: Sequence[Peer] = ()
 ) -> AsyncIterator[Site]:
     service = Service(EngineConfig.parse(url, 60.0))
     with contextlib.ExitStack() as stack:
         log = None if audit is None else Audit(stack.enter_context(AuditFile(audit)), required=False)
-        app = App(service, Authenticator(key_file), Limits(LimitSettings()), log)
+        app = App(service, Authenticator(key_file), Limits(LimitSettings()), log, Look(peers=peers))
         await service.start()
         try:
             yield Site(app)

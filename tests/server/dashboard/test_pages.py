@@ -10,6 +10,7 @@ import pytest
 from leasehold.errors import Unavailable
 from leasehold.events import Event
 from leasehold.server.dashboard.routes import PAGES
+from leasehold.server.peers import Peer
 from tests.support.dashboard import in_loop, new_key, serving
 
 PATHS = (*PAGES, "/lock?name=orders/42")
@@ -172,6 +173,14 @@ async def test_engine_that_does_not_answer_gives_a_page_that_says_so(monkeypatch
         assert "did not answer" in answer.html
         assert "10.0.0.5" not in answer.html
         assert answer.page.all("h1")
+
+
+@in_loop
+async def test_peer_that_does_not_answer_is_named():
+    async with serving(peers=Peer.parse("http://127.0.0.1:1")) as site:
+        page = (await site.get("/")).page
+        assert "No answer from 127.0.0.1:1" in page.ids["notice"]
+        assert "does not answer" in page.ids["servers"]
 
 
 @in_loop
