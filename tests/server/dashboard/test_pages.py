@@ -176,6 +176,20 @@ async def test_engine_that_does_not_answer_gives_a_page_that_says_so(monkeypatch
 
 
 @in_loop
+async def test_owners_are_counted_the_same_in_menu_and_page():
+    async with serving() as site:
+        cooling = await site.acquire("billing/close-day", holder="biller", min_hold=60)
+        await site.call("/v1/release", name="billing/close-day", id=cooling["id"])
+        await site.acquire("orders/42", holder="web-3")
+        waiter = await site.waiter("orders/42", holder="web-4")
+        page = (await site.get("/owners")).page
+        assert "Two owners hold or wait, and all is well." in page.ids["lede"]
+        assert page.ids["count"] == "2"
+        assert "Owners2" in page.ids["nav"]
+        await stop(waiter)
+
+
+@in_loop
 async def test_peer_that_does_not_answer_is_named():
     async with serving(peers=Peer.parse("http://127.0.0.1:1")) as site:
         page = (await site.get("/")).page

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from leasehold.server.app import App
 
 HOUR: Final = 3600.0
+_OF_OWNERS: Final = frozenset({"held", "waiting", "passed over"})  # a name that cools has no owner
 NO_PAST: Final = NamePast([], [])
 DAY: Final = 24 * HOUR
 _STATS_AGE: Final = 2.0  # seconds that the statistics of an hour are shown again
@@ -103,7 +104,7 @@ class Memory:
         """How many clients hold or wait. Counted once for each picture."""
         known = self._owners.get(snapshot.namespace)
         if known is None or known[0] is not snapshot:
-            count = len({each.holder[:3] for each in snapshot.holdings})
+            count = len({each.holder[:3] for each in snapshot.holdings if each.state in _OF_OWNERS})
             known = self._owners[snapshot.namespace] = (snapshot, count)
             if len(self._owners) > 100:
                 self._owners.clear()

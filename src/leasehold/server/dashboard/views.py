@@ -381,7 +381,10 @@ def _owners_lede(total: int, names: Sequence[str], quiet: Sequence[Row], now: fl
     if not total:
         return "No client holds or waits for a lock here."
     if not names:
-        return f"{sentence(spelled(total))} {'owner is' if total == 1 else 'owners are'} well."
+        one = total == 1
+        return (
+            f"{sentence(spelled(total))} {'owner holds or waits' if one else 'owners hold or wait'}, and all is well."
+        )
     one_owner, one_lock = len(names) == 1, len(quiet) == 1
     seconds = max(1, ceil(max((row.ends_at or now) for row in quiet) - now))
     expire = "lock, which expires by itself" if one_lock else "locks, which expire by themselves"
