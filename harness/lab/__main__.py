@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -41,6 +42,9 @@ def main() -> int:
         return run_cell(arguments)
     except (CannotRun, Absent) as why:
         say(f"{arguments.setup} {arguments.fault} could not run: {why}")
+        return COULD_NOT_RUN
+    except Exception:  # of the lab itself: a server that did not start in time, for example
+        traceback.print_exc()
         return COULD_NOT_RUN
 
 

@@ -32,6 +32,10 @@ _DEADLINE: Final = 90.0  # seconds for what must happen, even on a busy machine
 _SLOW: Final = 12.0  # the ttl in a slow network, as a multiple
 
 
+class NotGranted(TimeoutError):
+    """The lock was not granted for far longer than promised: a finding, unlike other timeouts, which are the lab's."""
+
+
 class Contender:
     """The lab's side of a contender. A thread reads what it reports."""
 
@@ -175,7 +179,7 @@ class Run:
             with suppress(TimeoutError):
                 poll(lambda: chosen.long and chosen.between, 5 * self.ttl, str)
                 return chosen
-        raise TimeoutError(f"{chosen.name} was not granted the lock for {_DEADLINE:.0f} s")
+        raise NotGranted(f"{chosen.name} was not granted the lock for {_DEADLINE:.0f} s")
 
     def kill(self, contender: Contender) -> None:
         """SIGKILL it."""
@@ -210,11 +214,17 @@ class Run:
             at, name = self._written
             return at > since and name != other_than.name
 
-        poll(written, _DEADLINE, lambda: "another contender has written")
+        try:
+            poll(written, _DEADLINE, str)
+        except TimeoutError:
+            raise NotGranted(f"no other contender wrote within {_DEADLINE:.0f} s") from None
 
     def await_grant(self, since: float, seconds: float = _DEADLINE) -> float:
         """Seconds from `since` to the next grant."""
-        poll(lambda: bool(self._granted_at) and self._granted_at[-1] > since, seconds, lambda: "the lock is granted")
+        try:
+            poll(lambda: bool(self._granted_at) and self._granted_at[-1] > since, seconds, str)
+        except TimeoutError:
+            raise NotGranted(f"the lock was not granted within {seconds:.0f} s after the fault") from None
         return next(at for at in list(self._granted_at) if at > since) - since
 
     def await_all_ended(self) -> None:
@@ -259,7 +269,7 @@ class Run:
                 self.report(f"fault {len(self.recording.waits)} injected and healed")
                 if self.crowd:
                     break
-        except TimeoutError as error:  # the fault ended, and the lock was not granted again
+        except NotGranted as error:
             self.recording.failures.append(str(error))
 
     def _record(self, event: Event) -> None:
