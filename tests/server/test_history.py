@@ -203,6 +203,18 @@ def test_history_of_many_names_stays_below_ten_mebibytes(past):
     assert used < 10 * 2**20
 
 
+def test_incidents_of_one_namespace_push_out_none_of_another(past):
+    past.on("lost", 0, namespace="quiet", token=1, reason="expired")
+    past.on("breaker_opened", 0, name="", namespace="")
+    for number in range(1000):
+        past.on("lost", number, namespace="noisy", token=1, reason="expired")
+    assert [each.kind for each in past.incidents("quiet")] == ["lost", "engine_down"]
+    assert len(past.incidents(limit=10_000)) == limits.MAX_INCIDENTS + 2
+    for number in range(200):
+        past.on("lost", 1000, namespace=f"tenant-{number}", token=1, reason="expired")
+    assert len(past._incidents) == limits.MAX_INCIDENT_PLACES
+
+
 def test_history_of_one_busy_name_is_bounded(past):
     for token in range(1, 1000):
         past.grant(token, f"web-{token}", token, queued=True)

@@ -29,7 +29,8 @@ MAX_GRANTS: Final = 5000  # of all names
 MAX_WAITS: Final = 50  # per name
 MAX_RENEWALS: Final = 40  # per grant
 MAX_MARKS: Final = 20  # per grant: times at risk, refusals
-MAX_INCIDENTS: Final = 500
+MAX_INCIDENTS: Final = 200  # per namespace: one tenant cannot push out those of another
+MAX_INCIDENT_PLACES: Final = 50  # namespaces
 MAX_STATS: Final = 20  # answers that are kept
 MAX_HOLDERS: Final = 2000  # whose losses are counted
 
@@ -74,7 +75,7 @@ class History:
         self._clock = clock  # Unix time
         self._names: OrderedDict[Key, _Past] = OrderedDict()  # the one used last is at the end
         self._grants = 0  # of all names
-        self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
+        self._incidents: OrderedDict[str | None, deque[Incident]] = OrderedDict()  # by namespace; None: of the engine
         self._losses: OrderedDict[Key, int] = OrderedDict()  # by namespace and holder
         self._lives: OrderedDict[str, _Life] = OrderedDict()  # of grants, by fingerprint
         self._deadlocks: dict[str, list[Deadlock]] = {}  # of the picture before, by namespace
@@ -123,8 +124,9 @@ class History:
 
     def incidents(self, namespace: str | None = None, limit: int = 100) -> list[Incident]:
         """Latest first; those of a namespace, and those of the whole engine. None: all."""
-        found = (each for each in reversed(self._incidents) if namespace in (None, each.namespace) or not each.name)
-        return [each for each, _ in zip(found, range(limit), strict=False)]
+        places = list(self._incidents) if namespace is None else [namespace, None]
+        found = [incident for place in places for incident in self._incidents.get(place, ())]
+        return sorted(found, key=lambda incident: incident.at, reverse=True)[:limit]
 
     def stats(self, namespace: str, seconds: float) -> Stats:
         """At most a second old: adding up an hour takes some milliseconds, in which no request is served."""
@@ -258,7 +260,7 @@ class History:
         if event.kind == "lost" and not was_broken:  # a broken holder that notices is no second incident
             self._on_loss(past, event, grant)
         elif event.kind == "broken":
-            self._incidents.append(incidents.broken(event, grant, past.highest_token))
+            self._add_incident(incidents.broken(event, grant, past.highest_token))
         if grant is None:
             grant = self._add_partial(past, event)
         elif grant.end in ("released", "lost", "broken"):
@@ -275,14 +277,14 @@ class History:
         self._losses[holder] = self._losses.pop(holder, 0) + 1
         if len(self._losses) > MAX_HOLDERS:
             self._losses.popitem(last=False)
-        self._incidents.append(incidents.lost(event, grant, past.highest_token))
+        self._add_incident(incidents.lost(event, grant, past.highest_token))
 
     def _on_refusal(self, past: _Past, event: Event) -> None:
         grant = past.find(event.fingerprint, event.token)
         if grant is not None:
             grant.refused.append(Refusal(event.at, event.fence, event.seen))
             del grant.refused[:-MAX_MARKS]
-        self._incidents.append(incidents.refused(event, grant, past.highest_token))
+        self._add_incident(incidents.refused(event, grant, past.highest_token))
 
     def _on_breaker(self, event: Event) -> None:
         """One incident, although each worker has a breaker: what follows soon is the same outage."""
@@ -300,7 +302,7 @@ class History:
                 known.ended_at = at
         elif known is None or (known.ended_at is not None and at > known.ended_at + _SAME_OUTAGE):
             self._outages[kind] = incidents.outage(kind, at)
-            self._incidents.append(self._outages[kind])
+            self._add_incident(self._outages[kind])
         else:
             known.ended_at = None
 
@@ -333,11 +335,18 @@ class History:
         for waiters, deadlock in found.items():
             if waiters not in still:
                 still[waiters] = incidents.deadlock(snapshot, deadlock)
-                self._incidents.append(still[waiters])
+                self._add_incident(still[waiters])
         if still:
             self._shown_deadlocks[namespace] = still
 
     # ------------------------------------------------------------------- bounds
+
+    def _add_incident(self, incident: Incident) -> None:
+        place = incident.namespace if incident.name else None
+        self._incidents.setdefault(place, deque(maxlen=MAX_INCIDENTS)).append(incident)
+        self._incidents.move_to_end(place)
+        if len(self._incidents) > MAX_INCIDENT_PLACES:
+            self._incidents.popitem(last=False)
 
     def _past(self, key: Key) -> _Past:
         past = self._names.get(key)
