@@ -210,6 +210,14 @@ def test_drain_answers_the_request_under_way():
         assert server.stop() == 0
 
 
+def test_metrics_are_shown_while_the_engine_is_silent():
+    with redis_server() as redis, running("--call-timeout", "300", url=f"redis://127.0.0.1:{redis.port}") as server:
+        acquire(server, FIRST)
+        redis.pause()
+        assert 'in_flight{kind="call"} 0' in server.get("/metrics").body.decode()
+        redis.resume()
+
+
 def refuses_connections(server):
     try:
         socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS).close()

@@ -3,7 +3,9 @@ acquired through it, which only callers see that may read every name."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, get_args
 
 from leasehold.events import Event
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from leasehold.server.app import App
 
 _MAX_GROUPS: Final = 100  # pairs of namespace and group; names of others are counted as `other`
+_LOOK_SECONDS: Final = 2.0  # that a scrape waits for the engine
 CALL_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
@@ -123,10 +126,13 @@ class PictureMetrics:
 
     @classmethod
     async def look(cls, app: App) -> PictureMetrics:
-        """Take the pictures that are too old."""
+        """Take the pictures that are too old. While the engine is silent there are none: what the server itself counts
+        is needed most then, and a scrape must not wait for the engine."""
         made = cls(app)
         made._namespaces = app.pictures.latest_namespaces()
-        made._pictures = await app.pictures.look(made._namespaces)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                made._pictures = await app.pictures.look(made._namespaces)
         return made
 
     def families(self) -> Iterable[Family]:
