@@ -1,0 +1,1 @@
+"""Locks where frameworks need them: one module for each framework, which alone imports it."""
