@@ -1,0 +1,148 @@
+"""Alembic: of many processes that upgrade at once, one migrates and the others find nothing to do."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from alembic.config import Config
+
+from leasehold import Client, ConfigError, NotAcquired, current_lease
+from leasehold.integrations.alembic import _lock_url, locked
+from leasehold.testing.conformance.rig import Absent
+from tests.support.client_fixtures import poll_until
+from tests.support.migrating_child import write_project
+from tests.support.paths import SUPPORT, child_environment
+
+
+class Project:
+    def __init__(self, folder: Path, database: str, lock: str = "") -> None:
+        write_project(folder)
+        self.folder, self._database, self._lock = folder, database, lock
+
+    def start(self, count: int, mode: str = "locked") -> subprocess.Popen[str]:
+        script = [sys.executable, str(SUPPORT / "migrating_child.py"), str(self.folder)]
+        return subprocess.Popen(
+            [*script, self._database, self._lock, str(count), mode],
+            env=child_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def upgrade(self, count: int, mode: str = "locked") -> tuple[list[int], str]:
+        with self.start(count, mode) as process:
+            printed, errors = process.communicate(timeout=120)
+        return [int(code) for code in printed.split()], errors
+
+    def ran(self) -> list[tuple[str, int]]:
+        log = self.folder / "log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [(revision, int(pid)) for revision, pid in map(str.split, lines)]
+
+
+@pytest.fixture
+def sqlite_project(tmp_path) -> Project:
+    return Project(tmp_path, f"sqlite:///{tmp_path}/shop.db", f"sqlite://{tmp_path}/locks.db")
+
+
+@pytest.fixture
+def postgresql_project(tmp_path):
+    from harness.rigs import postgresql
+
+    try:
+        server = postgresql.server.own()
+    except Absent as absent:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
+    name = f"migrated_{uuid.uuid4().hex[:8]}"
+    server.ask(f"create database {name}")
+    url = server.url().rpartition("/")[0] + f"/{name}"
+    yield Project(tmp_path, url.replace("postgresql://", "postgresql+psycopg://"))  # locks in the same database
+    server.ask(f"drop database {name} with (force)")
+
+
+def check_ten_processes(project: Project) -> None:
+    codes, errors = project.upgrade(10)
+    assert codes == [0] * 10, errors
+    assert [revision for revision, _ in project.ran()] == ["first", "second"]
+    assert len({pid for _, pid in project.ran()}) == 1
+
+
+def check_killed_migrator(project: Project) -> None:
+    (project.folder / "hang").touch()
+    with project.start(1) as migrator:
+        poll_until(lambda: len(project.ran()) == 2, 60)
+        os.kill(project.ran()[-1][1], signal.SIGKILL)
+        assert migrator.communicate(timeout=60)[0].split() == ["-9"]
+    codes, errors = project.upgrade(3)
+    assert codes == [0] * 3, errors
+    revisions = [revision for revision, _ in project.ran()]
+    assert revisions[-1] == "second"
+    assert revisions.count("second") == 2  # that of the killed process, and one more
+
+
+def test_ten_processes_migrate_once(sqlite_project) -> None:
+    check_ten_processes(sqlite_project)
+
+
+def test_next_process_migrates_after_the_migrator_was_killed(sqlite_project) -> None:
+    check_killed_migrator(sqlite_project)
+
+
+@pytest.mark.extended
+def test_ten_processes_without_the_lock_do_not_all_succeed(sqlite_project) -> None:
+    codes, _ = sqlite_project.upgrade(10, "unlocked")
+    assert 1 in codes  # the checks above can fail
+
+
+@pytest.mark.extended
+def test_ten_processes_migrate_postgresql_once(postgresql_project) -> None:
+    check_ten_processes(postgresql_project)
+
+
+@pytest.mark.extended
+def test_next_process_migrates_postgresql_after_a_kill(postgresql_project) -> None:
+    check_killed_migrator(postgresql_project)
+
+
+def context(offline: bool = False, **options: str) -> SimpleNamespace:
+    config = Config()
+    for name, value in options.items():
+        config.set_main_option(name.replace("_", "."), value)
+    return SimpleNamespace(config=config, is_offline_mode=lambda: offline)
+
+
+def test_lock_is_kept_by_the_migrated_database_unless_told(monkeypatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    database = "postgresql+psycopg2://app:p%%40ss@db:5433/shop?sslmode=require"
+    expected = "postgresql://app:p%40ss@db:5433/shop?sslmode=require"
+    assert _lock_url(context(sqlalchemy_url=database), None) == expected
+    assert _lock_url(context(sqlalchemy_url="mariadb+pymysql://app@db/shop"), None) == "mysql://app@db/shop"
+    assert _lock_url(context(sqlalchemy_url="sqlite:///shop.db"), None) is None
+    with pytest.raises(ConfigError, match=r"oracle does not say where .* set leasehold.url"):
+        _lock_url(context(sqlalchemy_url="oracle://db/shop"), None)
+    with pytest.raises(ConfigError, match=r"has no sqlalchemy.url"):
+        _lock_url(context(), None)
+    monkeypatch.setenv("LEASEHOLD_URL", "redis://environment")
+    assert _lock_url(context(sqlalchemy_url=database), None) == "redis://environment"
+    named = context(sqlalchemy_url=database, leasehold_url="redis://ini")
+    assert _lock_url(named, None) == "redis://ini"
+    assert _lock_url(named, "redis://argument") == "redis://argument"
+
+
+def test_locked_waits_no_longer_than_its_wait() -> None:
+    with Client("memory://alembic") as client:
+        with client.lock("alembic"), pytest.raises(NotAcquired), locked(context(), url="memory://alembic", wait=0):
+            pytest.fail("migrated")
+        with locked(context(), url="memory://alembic") as lease:
+            assert current_lease() is lease
+            assert client.inspect()[0].holder.purpose == "migrations"
+
+
+def test_offline_migrations_take_no_lock() -> None:
+    with locked(context(offline=True)) as lease:
+        assert lease is None
