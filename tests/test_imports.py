@@ -78,6 +78,7 @@ ALLOWED = {
     # HTTP: idempotency keys, fences for services
     "http": {
         "aio",
+        "blocking",
         "client",
         "config",
         "core",
@@ -87,6 +88,7 @@ ALLOWED = {
         "fences.urllib_client",
         "files",
         "records",
+        "runtime.base",
     },
     # adapters on the event hook: they know events, not the client
     "telemetry": {
@@ -135,6 +137,7 @@ ALLOWED = {
     # short public paths to names defined elsewhere
     "asgi": {"http"},
     "stores": {"records"},
+    "wsgi": {"http"},
     "versioned": {"aio", "blocking", "records"},
     "__init__": ANY_PART,
     # frameworks: each module imports its own

@@ -11,11 +11,14 @@ import pytest
 from django.conf import settings
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
+from django.core.wsgi import get_wsgi_application
 from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
+from django.urls import path
 
 from leasehold import ConfigError, LeaseLost, NotAcquired, current_lease
+from leasehold.wsgi import IdempotencyKey
 
 if not settings.configured:
     settings.configure(
@@ -157,6 +160,27 @@ def test_locked_view_answers_503_and_rolls_back_without_the_engine() -> None:
             assert transaction.get_rollback()  # a view that answers is committed otherwise
         client().close()
     assert (answer.status_code, answer["Retry-After"]) == (503, "3")
+
+
+def order(request):
+    ordered.append(request.body)
+    return HttpResponse(f"order {len(ordered)}", status=201)
+
+
+ordered: list[bytes] = []
+
+
+def test_repeated_request_to_django_gets_the_first_answer() -> None:
+    def post():
+        environ = RequestFactory().post("/orders", b"{}", "application/json", HTTP_IDEMPOTENCY_KEY="k1").environ
+        statuses = []
+        answer = application(environ, lambda status, headers, exc_info=None: statuses.append(status))
+        return statuses, b"".join(answer)
+
+    with override_settings(ROOT_URLCONF=(path("orders", order),), ALLOWED_HOSTS=["*"]):
+        application = IdempotencyKey(get_wsgi_application(), client())
+        assert post() == post() == (["201 Created"], b"order 1")
+    assert ordered == [b"{}"]
 
 
 def test_command_lists_and_breaks_locks_of_the_settings(tmp_path, capsys) -> None:

@@ -1,6 +1,7 @@
-"""ASGI middleware for `Idempotency-Key`: a repeated request gets the first response and is not processed again.
+"""Middleware for `Idempotency-Key`: a repeated request gets the first response and is not processed again.
 
-    app = leasehold.http.idempotency.IdempotencyKey(app, client)        # any ASGI application; client: an AsyncClient
+    app = leasehold.asgi.IdempotencyKey(app, client)        # any ASGI application; client: an AsyncClient
+    app = leasehold.wsgi.IdempotencyKey(app, client)        # any WSGI application; client: a Client
 
 The same key with the same request replays the first response. The same key with another request gets 422. While the
 first request is in progress, a repetition gets 409 with Retry-After. If the application raised or responded with 5xx,
@@ -13,9 +14,10 @@ import base64
 import logging
 from collections.abc import Callable, Collection
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, ClassVar, Final, TypedDict
 
 from leasehold.aio import AsyncClient
+from leasehold.client.base import BaseClient
 from leasehold.config import check_seconds
 from leasehold.errors import (
     ConfigError,
@@ -40,6 +42,7 @@ from leasehold.http.responses import (
 )
 from leasehold.records.once import DAY, OnceOptions, make_once
 from leasehold.records.store import Store
+from leasehold.runtime.base import run_sync
 
 _log = logging.getLogger("leasehold.http.idempotency")
 
@@ -50,8 +53,24 @@ _NOT_KEPT: Final = "this request was already processed; its response was too lar
 _TOO_LARGE: Final = "large"  # replaces a body that was too large to be stored
 
 
+class IdempotencyOptions(TypedDict, total=False):
+    """The keyword arguments of both middlewares."""
+
+    methods: Collection[str]
+    keep: float | None
+    required: bool
+    who: Callable[[Scope], str] | None
+    max_body: int
+    max_answer: int
+    retry_after: float
+    ttl: float | None
+    store: Store | str | None
+
+
 class IdempotencyKey:
     """Wraps an ASGI application. Requests without the header, or with other methods, pass through unchanged.
+
+    The twin for WSGI runs the same code: with a blocking client, nothing here ever suspends.
 
     methods      the methods it handles
     keep         seconds a response is stored
@@ -63,6 +82,9 @@ class IdempotencyKey:
     retry_after  seconds for the Retry-After header
     ttl, store   as for `AsyncClient.once`
     """
+
+    _client_type: ClassVar[type[BaseClient]] = AsyncClient
+    _needs: ClassVar[str] = "IdempotencyKey of leasehold.asgi needs an ASGI application and an AsyncClient"
 
     def __init__(
         self,
@@ -79,8 +101,8 @@ class IdempotencyKey:
         ttl: float | None = None,
         store: Store | str | None = None,
     ) -> None:
-        if not callable(app) or not isinstance(client, AsyncClient):
-            raise ConfigError("IdempotencyKey needs an ASGI application and an AsyncClient")
+        if not callable(app) or not isinstance(client, self._client_type):
+            raise ConfigError(f"{self._needs}: leasehold.asgi is for AsyncClient, leasehold.wsgi for Client")
         if isinstance(methods, str) or not methods:
             raise ConfigError('methods must be a list of methods, such as ["POST", "PATCH"]')
         if who is not None and not callable(who):
@@ -98,13 +120,11 @@ class IdempotencyKey:
         self._options = OnceOptions(keep=keep, max_result=max_answer * 4 // 3 + _HEADER_ALLOWANCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in self._methods:
+        if self._passes(scope):
             await self._app(scope, receive, send)
             return
         keys = header_values(scope, _HEADER)
-        if not keys and not self._required:
-            await self._app(scope, receive, send)
-        elif len(keys) != 1 or not 1 <= len(keys[0]) <= _LONGEST_KEY:
+        if len(keys) != 1 or not 1 <= len(keys[0]) <= _LONGEST_KEY:
             detail = f"this request needs one Idempotency-Key header of 1 to {_LONGEST_KEY} bytes"
             await send_problem(send, problem(400, detail))
         else:
@@ -114,6 +134,12 @@ class IdempotencyKey:
             elif body:  # otherwise the sender disconnected before the end
                 detail = f"the body of a request with an Idempotency-Key must not exceed {self._max_body} bytes"
                 await send_problem(send, problem(413, detail))
+
+    def _passes(self, scope: Scope) -> bool:
+        """Whether this request goes to the application unchanged."""
+        if scope["type"] != "http" or scope["method"] not in self._methods:
+            return True
+        return not self._required and not header_values(scope, _HEADER)
 
     async def _run_once(self, key: bytes, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         # Hashed, so that `inspect` shows neither the key nor the sender, and any bytes are accepted.
@@ -135,7 +161,8 @@ class IdempotencyKey:
             return response.to_dict()
 
         try:
-            stored = await call.run(run_app, (), {})
+            blocking = self._client._core.runtime.blocking
+            stored = await call.run((lambda: run_sync(run_app())) if blocking else run_app, (), {})
         except _ServerError:
             await response.forward(send)
         except LeaseholdError as error:
