@@ -36,7 +36,8 @@ _log = logging.getLogger("leasehold.integrations.starlette")
 
 Name: TypeAlias = str | Callable[[Request], str]
 Job: TypeAlias = Callable[[AsyncLease], Coroutine[Any, Any, object]]
-Lifespan: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+Lifespan: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
+OwnLifespan: TypeAlias = Lifespan | Callable[[Any], AbstractAsyncContextManager[None]]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _STATE: Final = "leasehold"  # the attribute of `request.state` that holds the client
@@ -57,7 +58,7 @@ class Refused(HTTPException):
 
 
 def lifespan(
-    client: AsyncClient | str | None = None, *, jobs: Mapping[str, Job] | None = None, inner: Lifespan | None = None
+    client: AsyncClient | str | None = None, *, jobs: Mapping[str, Job] | None = None, inner: OwnLifespan | None = None
 ) -> Lifespan:
     """The lifespan of an application: has one client for `lock` and `locked`, by its URL (default: `$LEASEHOLD_URL`) or
     as you built it, and closes it when the application stops.
