@@ -110,6 +110,44 @@ async def test_tabs_with_the_same_page_share_one_rendering(monkeypatch):
 
 
 @in_loop
+async def test_many_different_pages_share_a_tenth_of_a_core(monkeypatch):
+    """A tenant could open a hundred tabs, each with a filter of its own, and renewals would wait for all of them."""
+    now = spent = 0.0
+
+    async def render():
+        nonlocal spent
+        spent += 0.02
+        return stream.Rendered({}, now)
+
+    monkeypatch.setattr(stream, "thread_time", lambda: spent)
+    streams = stream.Streams(lambda: now, lambda: now, lambda: "id")
+    for number in range(100):
+        streams.open(number, render, "", "shop", lambda: True)
+    channels = list(streams._channels.values())
+    for each in channels:
+        await each.advance()
+    before = spent
+    for _ in range(400):
+        now += stream.INTERVAL
+        for each in channels:
+            await each.advance()
+    assert 0.05 * now < spent - before < 0.12 * now
+
+
+@in_loop
+async def test_caller_with_too_many_tabs_is_refused_another(monkeypatch):
+    monkeypatch.setattr(stream, "MAX_TABS", 3)
+    async with serving() as site, contextlib.AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(tab(site, "page=locks"))
+        assert (await site.request("GET", "/ui/stream?page=owners")).status == 429
+        assert (await site.request("GET", "/owners")).status == 200, "it can poll"
+        site.app.dashboard.streams._tabs.pop().close()
+        async with tab(site, "page=owners") as opened:
+            assert (await frame(opened))[0] == "frame"
+
+
+@in_loop
 async def test_fifty_tabs_cost_the_engine_two_inspects_a_second(monkeypatch):
     async with serving() as site:
         asked = []

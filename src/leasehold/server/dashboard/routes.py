@@ -334,7 +334,7 @@ class Dashboard:
 
         await self._look(caller, page, shown)  # raises if the caller may not see it
         key = (page.key, tuple(sorted(shown.items())), caller.rights, self.admin)
-        return self.streams.open(key, render, last, lambda: self._app.authenticator.still(caller))
+        return self.streams.open(key, render, last, caller.who, lambda: self._app.authenticator.still(caller))
 
     def _frame(self, page: Page, context: dict[str, Any], as_of: float) -> Rendered:
         parts = Parts()

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sized
 from contextlib import suppress
 from time import thread_time
 from typing import Any, Final, NamedTuple
 
 from leasehold.server.dashboard.live import Changes, Part
 from leasehold.server.messages import EventStream, encode
+from leasehold.server.problems import TooMany
 
 INTERVAL: Final = 0.5  # seconds between two frames
 MAX_FRAME: Final = 256 * 1024  # bytes, but for the first of a tab, which has the whole page
+MAX_TABS: Final = 200  # of one caller; more must poll
 SLOW_READER: Final = 5.0  # seconds that a frame may take to leave
 _KEEP_CHANNEL: Final = 30.0  # seconds without a tab: it may come back and go on where it was
 
@@ -40,8 +42,8 @@ Render = Callable[[], Awaitable[Rendered]]
 class Channel:
     """What one page shows to callers with the same rights."""
 
-    def __init__(self, channel_id: str, render: Render, now: Callable[[], float]) -> None:
-        self.channel_id, self._render, self._now = channel_id, render, now
+    def __init__(self, channel_id: str, render: Render, now: Callable[[], float], channels: Sized) -> None:
+        self.channel_id, self._render, self._now, self._channels = channel_id, render, now, channels
         self.changes = Changes()
         self.as_of, self.say = 0.0, ""
         self.taken_at = now()
@@ -56,8 +58,10 @@ class Channel:
                 return
             began = thread_time()
             page = await self._render()
-            # A page of ten thousand owners is rendered less often: all tabs of a page use at most a tenth of a core.
-            self._next_at = self._now() + max(INTERVAL * 0.9, 9 * (thread_time() - began))
+            # Large pages, or many of them, are rendered less often: all together use about a tenth of a core, so that
+            # renewals are answered in time.
+            pause = 9 * (thread_time() - began) * len(self._channels)
+            self._next_at = self._now() + max(INTERVAL * 0.9, pause)
             self.as_of, self.say = page.as_of, page.say
             self.changes.update(page.parts)
 
@@ -80,14 +84,18 @@ class Streams:
     def __len__(self) -> int:
         return len(self._tabs)
 
-    def open(self, key: Hashable, render: Render, last_event_id: str, still: Callable[[], bool]) -> EventStream:
-        """A stream for a tab. `still`: whether its caller may go on to see this."""
+    def open(
+        self, key: Hashable, render: Render, last_event_id: str, who: str, still: Callable[[], bool]
+    ) -> EventStream:
+        """A stream for a tab of the caller `who`. `still`: whether it may go on to see this. Raises TooMany."""
+        if sum(tab.who == who for tab in self._tabs) >= MAX_TABS:
+            raise TooMany(f"{who} has {MAX_TABS} live pages at this server, which is the limit: retry")
         for old in [each for each, channel in self._channels.items() if self._now() - channel.taken_at > _KEEP_CHANNEL]:
             del self._channels[old]
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(self._new_id(), render, self._now)
-        tab = Tab(self, channel, last_event_id, still)
+            channel = self._channels[key] = Channel(self._new_id(), render, self._now, self._channels)
+        tab = Tab(self, channel, last_event_id, who, still)
         self._tabs.add(tab)
         return EventStream(tab.next_events, tab.close)
 
@@ -115,8 +123,10 @@ class Streams:
 
 
 class Tab:
-    def __init__(self, streams: Streams, channel: Channel, last_event_id: str, still: Callable[[], bool]) -> None:
-        self._streams, self._channel, self._still = streams, channel, still
+    def __init__(
+        self, streams: Streams, channel: Channel, last_event_id: str, who: str, still: Callable[[], bool]
+    ) -> None:
+        self._streams, self._channel, self.who, self._still = streams, channel, who, still
         self._last_event_id = last_event_id
         self._seen = -1  # the last frame that was taken; -1: none yet
         self._given_at: float | None = None
