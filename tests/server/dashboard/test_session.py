@@ -1,6 +1,7 @@
 """Logging in with an API key: what the browser keeps, and what other pages and other paths cannot do with it."""
 
 import json
+from time import thread_time
 
 import pytest
 
@@ -46,6 +47,48 @@ async def test_wrong_key_is_refused_without_a_cookie(wrong, tmp_path):
         assert answer.status == 401
         assert "leasehold_key" not in site.cookies
         assert "not known here" in answer.html
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        'prefs={"a": "b", "c": 1}',
+        "foo[bar]=1",
+        "path=/x",
+        "a b=c",
+        'x="unclosed',
+        "=",
+        "",
+        "leasehold_key2=x",
+        "\xe9=1",
+    ],
+)
+@in_loop
+async def test_cookies_of_other_programs_do_not_end_the_session(other, tmp_path):
+    """A browser sends cookies to all ports of a host, so localhost has those of every program."""
+    key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        for cookies in (f"{other}; leasehold_key={key}", f"leasehold_key={key}; {other}"):
+            assert (await site.get("/locks", cookie=cookies)).status == 200
+
+
+@pytest.mark.parametrize("piece", ["\\", '\\"', '"', "=", ";", "leasehold_key=", "\\073"])
+@in_loop
+async def test_large_cookie_takes_no_time(piece, tmp_path):
+    """16 kB of backslashes kept the event loop busy for half a second, without any key."""
+    new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    cookie = f'leasehold_key="{piece * (16_000 // len(piece))}"'
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        began = thread_time()
+        assert (await site.get("/locks", cookie=cookie)).status == 303
+        assert thread_time() - began < 0.1
+
+
+@in_loop
+async def test_break_without_a_session_leads_to_the_login_alone(tmp_path):
+    new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        assert (await site.post("/ui/break", {})).headers["location"] == "/login"
 
 
 @in_loop

@@ -354,6 +354,8 @@ class Dashboard:
         return caller
 
     def _to_login(self, request: Request) -> Response:
+        if request.method == "POST":  # a form whose session ended cannot be sent again
+            return _redirect("/login")
         there = request.path + (f"?{request.query.decode('latin-1')}" if request.query else "")
         return _redirect(f"/login?next={quote(there, safe='')}")
 
