@@ -1,5 +1,6 @@
 """Three servers of one engine: each shows the history of all, and says which peer is missing."""
 
+import asyncio
 import contextlib
 import socket
 import time
@@ -8,9 +9,14 @@ from datetime import UTC, datetime
 import pytest
 
 from leasehold.errors import ConfigError
-from leasehold.server import keys
+from leasehold.events import Event
+from leasehold.server import keys, schemas
+from leasehold.server.history import History
 from leasehold.server.keys import Right
-from leasehold.server.peers import PAUSE, PEER_SECONDS, Peer
+from leasehold.server.messages import encode
+from leasehold.server.past import Owner
+from leasehold.server.peers import PAUSE, PEER_SECONDS, Peer, Peers
+from leasehold.server.picture import Picture, Snapshot
 from tests.support.running_server import poll, running
 
 
@@ -119,6 +125,74 @@ def test_peer_that_hangs_is_not_asked_by_each_reader(tmp_path):
                 silent.accept()[0].close()
                 asked += 1
         assert 1 <= asked <= 1 + seconds / (PEER_SECONDS + PAUSE)
+
+
+HISTORY = History(time.time)
+HISTORY(Event("granted", "memory", "", "orders/42", 1e9, token=1, fingerprint="f", ttl=60.0, seconds=0.0))
+HISTORY(Event("lost", "memory", "", "orders/42", 1e9, token=1, fingerprint="f", reason="expired"))
+PICTURE = Picture(Snapshot("", 1e9, ()), 0.0, False)
+OWNER = Owner(
+    holder="web", host=None, pid=None, holds=[], waits=[], heard_at=1.0, quiet=False, expires_at=1.0, blocks=0, lost=0
+)
+# What to ask for -> the answer of a peer.
+ANSWERS = {
+    "past": schemas.NameHistory(
+        namespace="", name="orders/42", grants=HISTORY.grants("", "orders/42"), waits=[], server="other"
+    ),
+    "incidents": schemas.Incidents(incidents=HISTORY.incidents(), server="other"),
+    "stats": schemas.StatsAnswer(stats=HISTORY.stats("", 60), server="other"),
+    "owners": schemas.Owners(owners=[OWNER], as_of=1.0, stale=False, server="other"),
+}
+ASK = {
+    "past": lambda peers: peers.past("", "orders/42"),
+    "incidents": lambda peers: peers.incidents(""),
+    "stats": lambda peers: peers.stats("", 60),
+    "owners": lambda peers: peers.owners(PICTURE),
+}
+
+
+async def ask_one(what, body):
+    """What a server merges if its only peer answers with this body, and which peers are missing."""
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        peers = Peers(History(time.time), Peer.parse(f"http://127.0.0.1:{port}"), "this")
+        merged = await ASK[what](peers)
+        return merged.value, [f"127.0.0.1:{port}"] == merged.missing
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_answer_of_a_peer_is_merged(what):
+    _, is_missing = asyncio.run(ask_one(what, encode(ANSWERS[what])))
+    assert not is_missing
+
+
+@pytest.mark.parametrize(
+    ("what", "body"),
+    [
+        *((what, body) for what in ANSWERS for body in (b'{"server":"\xff"}', b"<html>", b"null", b"[" * 100_000, b"")),
+        *(
+            (what, encode(ANSWERS[what]).replace(b"1000000000.0", instant))
+            for what in ("past", "incidents")
+            for instant in (b"1e18", b"-1e18", b"1e300")
+        ),
+        ("past", encode(ANSWERS["past"]).replace(b'"token":1', b'"token":1' + b"0" * 400)),
+        ("owners", encode(ANSWERS["owners"]).replace(b'"lost":0', b'"lost":-1')),
+        ("stats", encode(ANSWERS["stats"]).replace(b'"bounds":[', b'"bounds":[0.0,', 1)),
+        ("stats", encode(ANSWERS["stats"]).replace(b'"counts":{', b'"counts":{"direct":[1,2],', 1)),
+        ("stats", encode(ANSWERS["stats"]).replace(b'"counts":{', b'"counts":{"broken":-1,', 1)),
+    ],
+)
+def test_peer_with_a_broken_answer_is_missing_and_breaks_no_page(what, body):
+    """A peer of another version, with a clock far off, or another program at its address."""
+    assert body != encode(ANSWERS[what])
+    _, is_missing = asyncio.run(ask_one(what, body))
+    assert is_missing
 
 
 @pytest.mark.parametrize(

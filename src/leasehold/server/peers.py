@@ -88,7 +88,7 @@ class Peer:
             if answer.status == 200:
                 return msgspec.json.decode(answer.body, type=kind)
             why = f"status {answer.status}"
-        except (OSError, TimeoutError, ConfigError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, msgspec.DecodeError) as error:  # ConfigError and bad UTF-8 are ValueErrors
             why = str(error) or type(error).__name__
         if self.failed_at < now - 60 * PAUSE:
             _log.warning("the peer %s did not answer: its part of the history is not shown: %s", self, why)

@@ -14,6 +14,7 @@ from leasehold.engines.remote.wire import MAX_ID, MIN_ID
 from leasehold.events import FenceKind
 from leasehold.model import HoldingState, Kind, Mode
 from leasehold.server import past
+from leasehold.telemetry.metrics import ACQUIRE_BUCKETS, HOLD_BUCKETS
 
 MAX_LEASES = 500  # of one renew-many
 MAX_HOLDINGS = 1000  # of one page of locks
@@ -271,6 +272,17 @@ class Incidents(OfServer, kw_only=True):
 
 class StatsAnswer(OfServer, kw_only=True):
     stats: past.Stats
+
+    def __post_init__(self) -> None:
+        """Histograms of a peer are added to those of this server, so they must have the same buckets."""
+        found = self.stats
+        if found.bounds != list(ACQUIRE_BUCKETS) or found.hold_bounds != list(HOLD_BUCKETS):
+            raise ValueError("the statistics have other bounds than those of this version")
+        sizes = (0, len(ACQUIRE_BUCKETS) + 1), (0, len(HOLD_BUCKETS) + 1)
+        every = [found.total.counts, *(each.counts for each in found.groups), *(each.counts for each in found.buckets)]
+        for counts in every:
+            if not (len(counts.direct) in sizes[0] and len(counts.queued) in sizes[0] and len(counts.held) in sizes[1]):
+                raise ValueError("a histogram has not one value for each of its bounds")
 
 
 class Ready(Struct):
