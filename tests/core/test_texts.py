@@ -1,8 +1,11 @@
 """Texts of other programs: shown on one line, escaped, and not too long."""
 
+import subprocess
+
 import pytest
 
-from leasehold.core.texts import MAX_SERVER_TEXT, escape, server_text
+from leasehold.cli.break_ import break_
+from leasehold.core.texts import MAX_SERVER_TEXT, escape, server_text, shell_command
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,20 @@ def test_server_text_is_cut_and_printable(text) -> None:
 
 def test_server_text_of_an_exception_is_its_message() -> None:
     assert server_text(ValueError("two\n lines")) == "two lines"
+
+
+@pytest.mark.parametrize("namespace", ["", "shop", "-x", "a b"])
+@pytest.mark.parametrize(
+    "name", ["orders/42", "--url=http://evil", "-h", "--", "a'b \\", "$(id)`id`", "\x1b[31m\u202e'\\"]
+)
+def test_shell_command_passes_namespace_and_name_unchanged(namespace, name) -> None:
+    """Through a real shell, and the parser of the program."""
+    command = shell_command("break", namespace, name, "--token", "41")
+    assert command.isprintable()
+    shell = ["bash", "-c", f"leasehold() {{ printf '%s\\0' \"$@\"; }}; {command}"]
+    done = subprocess.run(shell, capture_output=True, check=True, text=True, env={"LC_ALL": "C.UTF-8"})
+    arguments = done.stdout.split("\0")[:-1]
+    if namespace:
+        assert arguments[:2] == ["--namespace", namespace]
+    context = break_.make_context("break", arguments[3 if namespace else 1 :])
+    assert (context.params["name"], context.params["token"]) == (name, 41)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-
 import click
 
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
 from leasehold.core.deadlocks import Deadlock
-from leasehold.core.texts import escape
+from leasehold.core.texts import escape, shell_command
 
 EXAMPLES = """
 leasehold deadlocks
@@ -50,12 +48,9 @@ def deadlocks(console: Console) -> None:
         console.put(f"deadlock {number}: {len(deadlock.waits)} waiters in a cycle")
         for part in str(deadlock).split("; "):
             console.put(f"  {escape(part)}")
-        console.put(f"  to resolve it: leasehold break {break_arguments(deadlock)}")
-
-
-def break_arguments(deadlock: Deadlock) -> str:
-    """Quoted for a shell."""
-    return f"{shlex.quote(escape(deadlock.victim.name))} --token {deadlock.victim.token}"
+        victim = deadlock.victim
+        command = shell_command("break", victim.namespace, victim.name, "--token", str(victim.token))
+        console.put(f"  to resolve it: {command}")
 
 
 def deadlock_as_json(deadlock: Deadlock) -> dict[str, object]:

@@ -7,6 +7,7 @@ said through `server_text`, once, where the text arrives; so messages, log lines
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 MAX_SERVER_TEXT: Final = 200  # characters of a server's text that are shown
@@ -24,3 +25,18 @@ def server_text(text: object) -> str:
     said = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
     said = escape(" ".join(said[: 4 * MAX_SERVER_TEXT].split()))
     return said if len(said) <= MAX_SERVER_TEXT else said[: MAX_SERVER_TEXT - 3] + "..."
+
+
+def shell_command(verb: str, namespace: str, name: str, *options: str) -> str:
+    """A `leasehold` command about a name, to copy into a shell. A name is any text, so it may look like an option."""
+    where = ["--namespace", namespace] if namespace else []
+    words = [*options, "--", name] if name.startswith("-") else [name, *options]
+    return " ".join(map(_shell_word, ["leasehold", *where, verb, *words]))
+
+
+def _shell_word(text: str) -> str:
+    """Quoted. Controls, which could show another text than they are, are written as escapes."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = "".join(each if each.isprintable() and each not in "\\'" else f"\\U{ord(each):08x}" for each in text)
+    return f"$'{escaped}'"

@@ -160,7 +160,7 @@ def test_detail_shows_holders_queue_and_the_command_that_ends_it(view):
     text = show(view, now=101.0)
     assert "▲ AT RISK  token 41, held 1m05s, 8.1s left  ███░░░░░░░░░" in text
     assert "settler-2  (host vm, pid 9" in text
-    assert "to end it: leasehold break orders/settlement --token 41" in text
+    assert "to end it: leasehold --namespace shop break orders/settlement --token 41" in text
     assert "queue: 14" in text
     assert re.search(r" 0    1m05s  worker-0  \(host vm", text)
     assert "more" in show(view, height=16)
@@ -185,7 +185,7 @@ def test_deadlocks_are_counted_and_shown_with_the_grant_to_break(view):
     view.on_key("d")
     text = show(view, found)
     assert "deadlock 1: 2 waiters in a cycle" in text
-    assert "to resolve it: leasehold break b --token 46" in text
+    assert "to resolve it: leasehold --namespace shop break b --token 46" in text
     assert "no deadlocks" in show(view)
 
 

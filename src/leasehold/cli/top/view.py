@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,7 +10,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from leasehold.cli import render
 from leasehold.cli.render import width_of
 from leasehold.cli.top.source import Snapshot
-from leasehold.core.texts import escape
+from leasehold.core.texts import escape, shell_command
 from leasehold.model import Holding
 
 Mode: TypeAlias = Literal["list", "detail", "deadlocks", "help"]
@@ -382,7 +381,7 @@ class View:
         about = [_who(each), *([f"for: {each.holder.purpose}"] if each.holder.purpose else [])]
         about.append(f"fingerprint {each.fingerprint}")
         if each.token:
-            about.append(f"to end it: leasehold break {shlex.quote(escape(each.name))} --token {each.token}")
+            about.append(f"to end it: {shell_command('break', each.namespace, each.name, '--token', str(each.token))}")
         return lines + [fit(f"    {line}", width, ellipsis=self.style.ellipsis) for line in about]
 
     def _deadlocks(self, snapshot: Snapshot, _rows: Sequence[Row], width: int, _room: int) -> list[str]:
@@ -393,7 +392,7 @@ class View:
             lines += ["", self.style.paint(f"  deadlock {number}: {len(found.waits)} waiters in a cycle", "1;31")]
             lines += [fit(f"    {part}", width, ellipsis=self.style.ellipsis) for part in str(found).split("; ")]
             victim = found.victim
-            command = f"leasehold break {shlex.quote(escape(victim.name))} --token {victim.token}"
+            command = shell_command("break", victim.namespace, victim.name, "--token", str(victim.token))
             lines.append(self.style.paint(fit(f"    to resolve it: {command}", width), "2"))
         return lines
 

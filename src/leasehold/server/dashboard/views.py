@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from itertools import groupby
 from math import ceil
@@ -11,6 +10,7 @@ from zlib import crc32
 
 from markupsafe import Markup
 
+from leasehold.core.texts import shell_command
 from leasehold.model import Holding
 from leasehold.server import deadlocks
 from leasehold.server.dashboard import charts, timeline
@@ -205,7 +205,7 @@ def lock(look: Look, name: str) -> Context:
         "grants": [_grant_row(grant, row.token) for grant in grants[:12]],
         "grants_note": f"{counted(len(grants), 'grant')} known" if len(grants) > 12 else "",
         "waits": _waits([wait.ended - wait.began for wait in waits], grants),
-        "commands": _commands(look.namespace, name),
+        "commands": [shell_command(verb, look.namespace, name) for verb in ("get", "watch", "history")],
         "may_break": look.may_break,
         "say": f"{plain(name)}: {row.state.word}, {plain(row.holder)}, {counted(len(queue), 'waiter')}",
     }
@@ -307,20 +307,6 @@ def _quantiles(values: Sequence[float]) -> str:
     if not values:
         return "none known"
     return ", ".join(duration(values[min(len(values) - 1, int(len(values) * part))]) for part in (0.5, 0.95))
-
-
-def _commands(namespace: str, name: str) -> list[str]:
-    where = f" --namespace {_shell_text(namespace)}" if namespace else ""
-    quoted = _shell_text(name)
-    return [f"leasehold{where} get {quoted}", f"leasehold{where} watch {quoted}", f"leasehold{where} history {quoted}"]
-
-
-def _shell_text(text: str) -> str:
-    """A text for a shell. Controls, which could show another text than they are, are written as escapes."""
-    if text.isprintable():
-        return shlex.quote(text)
-    escaped = "".join(each if each.isprintable() and each not in "\\'" else f"\\U{ord(each):08x}" for each in text)
-    return f"$'{escaped}'"
 
 
 # --------------------------------------------------------------------- owners
