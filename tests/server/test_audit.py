@@ -51,11 +51,12 @@ def test_denied_requests_are_in_the_audit_log(tmp_path):
         assert server.post("/v1/acquire", {"name": "secrets/1", "id": ID}, key=key).status == 403
         assert server.post("/v1/renew-many", {"leases": [lease]}, key=key).json["leases"][0]["status"] == 403
         server.post("/v1/calls", [{"do": "renew", "claims": [{**lease, "ttl": 30}]}], key=key)
+        assert server.get("/lock?name=secrets/1", key=key).status == 403
         assert server.get("/v1/locks?namespace=shop&prefix=secrets/", key=key).status == 403
     denied = [each for each in records(path) if each["action"] == "denied"]
     assert {each["who"]["subject"] for each in denied} == {"web"}
-    assert [each["result"] for each in denied] == ["/v1/acquire", "/v1/renew-many", "/v1/calls", "/v1/locks"]
-    assert [each["lock"]["name"] for each in denied] == ["secrets/1", "secrets/1", "secrets/1", "secrets/"]
+    assert [each["result"] for each in denied] == ["/v1/acquire", "/v1/renew-many", "/v1/calls", "/lock", "/v1/locks"]
+    assert [each["lock"]["name"] for each in denied] == ["secrets/1"] * 4 + ["secrets/"]
     assert denied[-1]["lock"]["namespace"] == "shop"
 
 

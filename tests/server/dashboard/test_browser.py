@@ -276,7 +276,7 @@ def test_login_by_keyboard_leads_back_and_logging_out_ends_it(browser, tmp_path)
         page.keyboard.type(key)  # the field has the focus
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_have_text("Locks")
-        expect(page.locator(".foot")).to_contain_text("mira, for looking only")
+        expect(page.locator(".foot")).to_contain_text("mira, read-only")
         assert page.evaluate("document.cookie") == ""
         page.get_by_role("button", name="Log out").press("Enter")
         expect(page.locator("h1")).to_have_text("Log in")

@@ -228,3 +228,31 @@ async def test_caller_sees_only_the_names_it_may_read(tmp_path):
             assert ("secret" in everything.html) == (path != "/engines"), path
         for where in ("/lock?namespace=shop&name=secret/plan", "/locks?namespace=bank"):
             assert (await site.get(where, authorization=f"Bearer {key}")).status == 403
+
+
+@in_loop
+async def test_overview_of_a_part_has_no_sums_and_says_so(tmp_path):
+    file = tmp_path / "keys.toml"
+    part = new_key(file, "part", "read::orders/")
+    everything = new_key(file, "everything", "read,lock:*:")
+    async with serving(key_file=file) as site:
+        for name in ("orders/42", "secret/1"):
+            body = json.dumps({"name": name}).encode()
+            headers = {"authorization": f"Bearer {everything}"}
+            assert (await site.request("POST", "/v1/acquire", body, headers)).status == 200
+        page = (await site.get("/", authorization=f"Bearer {part}")).page
+        assert "1 lock is held" in page.ids["lede"]
+        assert "may read the whole namespace" in page.ids["groups"]
+        assert "Nothing was acquired" not in page.text
+        assert "waiter" not in page.ids["servers"], "those of all tenants"
+        page = (await site.get("/", authorization=f"Bearer {everything}")).page
+        assert "0 waiters" in page.ids["servers"]
+
+
+@in_loop
+async def test_overview_counts_locks_and_not_their_slots():
+    async with serving() as site:
+        for _ in range(3):
+            await site.acquire("downloads", limit=3)
+        page = (await site.get("/")).page
+        assert page.ids["lede"].startswith("1 lock is held, no caller waits")

@@ -91,18 +91,22 @@ def overview(look: Look, health: Health | None, server: str, missing: Sequence[s
     held = sum(each.state == "held" for lock in look.locks for each in lock.holders)
     waiting = sum(len(lock.queue) for lock in look.locks)
     looks = _looks(look, health)
+    lede = _lede(sum(lock.state == "held" for lock in look.locks), waiting, len(looks))
     return {
-        "lede": _lede(held, waiting, len(looks)),
+        "lede": lede,
         "under": _under(look),
         "looks": looks[:MAX_LOOKS],
         "strip": _strip(look, held, waiting),
         "charts": _charts(look, waiting),
         "worst": _worst(look),
         "groups": [_group(each) for each in look.stats.groups[:8]] if look.stats is not None else [],
+        "no_groups": "Nothing was acquired in the last hour."
+        if look.reads_all
+        else "Shown to keys that may read the whole namespace.",
         "engine": card(look.app, health),
         "feed": [incident_view(look, each) for each in look.incidents[:5]],
         "servers": _servers(look, server, missing),
-        "say": _lede(held, waiting, len(looks)),
+        "say": lede,
     }
 
 
@@ -424,8 +428,9 @@ def _servers(look: Look, server: str, missing: Sequence[str]) -> list[Server]:
     app = look.app
     streams = len(app.service.streams) + len(app.feed)
     recent = [] if look.stats is None else look.stats.buckets[-7:-1]
-    per_second = _acquires(recent) / (10 * len(recent)) if recent else 0.0
-    own = Server(server, rate(per_second), f"{counted(app.service.waiters, 'waiter')}, {counted(streams, 'stream')}")
+    per_second = rate(_acquires(recent) / (10 * len(recent))) if recent else ""
+    load = f"{counted(app.service.waiters, 'waiter')}, {counted(streams, 'stream')}" if look.reads_everything else ""
+    own = Server(server, per_second, load)
     answering = len(app.peers) - len(missing)
     peers = [Server(counted(answering, "peer"), "", "history merged")] if answering > 0 else []
     return [own, *peers, *(Server(each, "", "does not answer") for each in missing)]

@@ -27,7 +27,7 @@ from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.looking import may_see
 from leasehold.server.messages import EventStream, Request, Response, checked, read_query
 from leasehold.server.picture import Picture, Snapshot
-from leasehold.server.problems import Draining, Problem
+from leasehold.server.problems import Draining, Forbidden, Problem
 from leasehold.telemetry.audit.chain import Record
 
 if TYPE_CHECKING:
@@ -180,9 +180,9 @@ class Dashboard:
             name = check_name(arguments.get("name", "")) if page.key == "lock" else ""
         if name:
             if not caller.may("read", namespace, name):
-                raise Problem("forbidden", 403, f"{caller.who} may not read this name")
+                raise Forbidden(caller.who, "read", namespace, name)
         elif not _may_read_some(caller, namespace):
-            raise Problem("forbidden", 403, f"{caller.who} may not read this namespace")
+            raise Forbidden(caller.who, "read", namespace, "", "this namespace")
         picture = await app.pictures.get(namespace)
         if not caller.may_list(namespace, ""):
             picture = _visible(picture, caller)
@@ -295,7 +295,7 @@ class Dashboard:
         lines.append(f"over {name_of(self._app)}")
         may_break = self.admin and any("break" in right.verbs for right in caller.rights)
         who = "" if caller == ANYONE else f"{caller.who}, "
-        lines.append(who + ("may break locks" if may_break else "for looking only"))
+        lines.append(who + ("may break locks" if may_break else "read-only"))
         return lines
 
     def _namespaces(self, caller: Caller, current: str) -> list[str]:
