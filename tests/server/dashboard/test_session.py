@@ -1,7 +1,7 @@
 """Logging in with an API key: what the browser keeps, and what other pages and other paths cannot do with it."""
 
 import json
-from time import thread_time
+from time import monotonic, thread_time
 
 import pytest
 
@@ -82,6 +82,19 @@ async def test_large_cookie_takes_no_time(piece, tmp_path):
         began = thread_time()
         assert (await site.get("/locks", cookie=cookie)).status == 303
         assert thread_time() - began < 0.1
+
+
+@pytest.mark.parametrize("path", ["/", "/ui/stream?page=locks"])
+@in_loop
+async def test_wrong_key_of_a_page_is_answered_late(path, tmp_path):
+    """Otherwise a page would be the place to guess keys."""
+    new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    wrong = "lh_ops_" + "0" * 64
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        for headers in ({"authorization": f"Bearer {wrong}"}, {"cookie": f"leasehold_key={wrong}"}):
+            began = monotonic()
+            assert (await site.get(path, **headers)).status == 303
+            assert monotonic() - began >= 0.1
 
 
 @in_loop

@@ -112,6 +112,8 @@ class Dashboard:
         except Exception as error:
             problem = self._app.explain(request, error)
             if problem.status == 401:
+                if session.authorization(request):  # as in the API: a connection guesses few keys a second
+                    await asyncio.sleep(_WRONG_KEY_DELAY)
                 answer = self._to_login(request)
             else:
                 answer = self._message(
