@@ -230,3 +230,23 @@ def test_async_generator_closed_by_another_task_leaves_no_lease() -> None:
             assert lease.state == "RELEASED"
 
     asyncio.run(main())
+
+
+def test_task_that_outlives_its_block_does_not_get_the_outer_lease() -> None:
+    """It would write what the inner lock protects, with the token of another name."""
+
+    async def main() -> None:
+        async with AsyncClient("memory://") as client, client.lock("outer"):
+            left = asyncio.Event()
+
+            async def outlives() -> tuple[str | None, str | None, str | None]:
+                await left.wait()
+                return current_name(), current_name("inner"), current_name("outer")
+
+            async with client.lock("inner"):
+                task = asyncio.create_task(outlives())
+            left.set()
+            assert await task == (None, None, "outer")
+            assert current_name() == "outer"
+
+    asyncio.run(main())
