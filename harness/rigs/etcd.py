@@ -15,7 +15,7 @@ from harness.servers.shared import shared
 from leasehold.config import EngineConfig
 from leasehold.core.names import FORMAT
 from leasehold.engines.etcd import messages, queue
-from leasehold.engines.etcd.rpc import Login, RpcClient
+from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import parse_url
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
@@ -66,7 +66,7 @@ class EtcdRig(Rig):
 
     def residue(self, namespace: str) -> int:
         runtime = Threads()
-        calls = RpcClient(parse_url(EngineConfig.parse(f"etcd://{self.cluster.hosts}", 5.0)), runtime, Login())
+        calls = RpcClient(parse_url(EngineConfig.parse(f"etcd://{self.cluster.hosts}", 5.0)), runtime, ClusterMemory())
         begin = queue.names_prefix(f"{FORMAT}/", namespace, "", exact=False)
         try:
             return run_sync(

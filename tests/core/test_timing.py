@@ -38,6 +38,18 @@ def test_renewal_deadline_is_within_a_third_of_remaining_ttl(now: float, left: f
     assert deadline <= now + max(left / 3, 0.01) + 1e-6
 
 
+@given(seconds, st.integers(1, 9), seconds)
+def test_server_share_leaves_time_for_other_servers(left: float, servers: int, last_answer: float) -> None:
+    share = timing.server_share(left, servers, last_answer)
+    assert left / servers <= share <= (left if servers == 1 else 0.75 * left)
+
+
+def test_server_share_grows_only_with_slow_answers() -> None:
+    assert timing.server_share(3.0, 3, 0.02) == 1.0
+    assert timing.server_share(3.0, 3, 0.5) == 1.5
+    assert timing.server_share(3.0, 3, 60.0) == 2.25
+
+
 def test_call_deadline_never_exceeds_the_ttl() -> None:
     assert timing.call_deadline(10.0, 5.0, 30.0) == 15.0
     assert timing.call_deadline(10.0, 5.0, 2.0) == 12.0

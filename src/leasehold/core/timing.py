@@ -27,6 +27,8 @@ _POLL_INTERVAL = 0.2  # seconds between the attempts of a queue's head that no w
 _MAX_POLL_INTERVAL = 8.0  # with jitter still below WAITER_TTL: a waiter keeps its position without a watchdog
 _RETRY_SHARE = 0.15  # of the life left, between retries after a missed renewal
 _MIN_RETRY = 0.01
+_ROUND_TRIPS = 3  # to a server without a connection: to connect, for TLS, and for the call
+_MAX_SERVER_SHARE = 0.75  # of the time left: if the server is silent, the rest is for the others
 _MIN_ATTEMPT = 0.25  # seconds that an attempt gets however soon `wait` is over: a shorter one may never succeed
 
 
@@ -59,6 +61,15 @@ def retry_at(now: float, until: float, jitter: float) -> float:
 def renewal_deadline(now: float, until: float, call_timeout: float) -> float:
     """A third of the life left: if the engine does not answer, there is time for another try."""
     return now + min(max((until - now) / 3, _MIN_RETRY), call_timeout)
+
+
+def server_share(left: float, servers: int, last_answer: float) -> float:
+    """How many of the seconds left to wait for the next of several servers.
+
+    An equal share, but longer if the last answer took long: in a slow network no server could answer within its share,
+    and each new connection would be given up in turn. Most of the time left at most.
+    """
+    return max(left / servers, min(last_answer * _ROUND_TRIPS, left * _MAX_SERVER_SHARE))
 
 
 def call_deadline(now: float, call_timeout: float, ttl: float) -> float:

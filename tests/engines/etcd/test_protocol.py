@@ -23,7 +23,7 @@ from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc import frames
 from leasehold.engines.etcd.grpc.frames import encode_frame
 from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
-from leasehold.engines.etcd.rpc import Login, RpcClient
+from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import parse_url
 from leasehold.model import Gone, Grant
 from leasehold.runtime.base import run_sync
@@ -229,7 +229,7 @@ class FakeServer:
 @contextmanager
 def rpc_to(server: FakeServer) -> Iterator[tuple[RpcClient, Threads]]:
     runtime = Threads()
-    rpc = RpcClient(parse_url(EngineConfig.parse(f"etcd://127.0.0.1:{server.port}", 5.0)), runtime, Login())
+    rpc = RpcClient(parse_url(EngineConfig.parse(f"etcd://127.0.0.1:{server.port}", 5.0)), runtime, ClusterMemory())
     try:
         yield rpc, runtime
     finally:

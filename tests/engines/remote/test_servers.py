@@ -326,3 +326,13 @@ def test_request_with_calls_of_two_traces_names_none(driver, pair):
     calls = [{"do": "ping", "traceparent": f"00-{digit * 32}-{digit * 16}-01"} for digit in "12"]
     request = driver.servers.all[0].calls_request("client", calls, 5.0)
     assert b"traceparent:" not in request
+
+
+def test_slow_answer_makes_the_next_share_longer(driver, pair):
+    driver.open(*pair)
+    driver.servers.last_answer = 0.2
+    pair[0].script = refusing(SILENT)
+    began = time.monotonic()
+    assert isinstance(driver.attempt(driver.claim(), seconds=1.0), Grant), "the other server still gets its turn"
+    assert time.monotonic() - began >= 0.6
+    assert driver.servers.last_answer < 0.2

@@ -10,7 +10,7 @@ from leasehold.core.timing import poll_interval
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.leases import EtcdLease, LeasePool
-from leasehold.engines.etcd.rpc import Login
+from leasehold.engines.etcd.rpc import ClusterMemory
 from leasehold.engines.etcd.url import EtcdUrl
 from leasehold.engines.etcd.watch import ClaimKey, KeyWatch, WatchCallback, Watcher
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
@@ -120,13 +120,13 @@ class EtcdClientState:
         self.claim_states: dict[ClaimKey, ClaimState] = {}
         self._runtime, self._mutex = runtime, runtime.mutex()
         self.leases = LeasePool(runtime)
-        self.login = Login()
+        self.memory = ClusterMemory()
         self.token_base = b""  # as stored in etcd; empty: not read yet
         self.member_count = len(url.endpoints)
         self._now, self._registry = runtime.now, ref(registry)
         self._revision = self._cluster_id = 0
         self._rewound_reason = ""
-        self.watcher = Watcher(url, runtime, self.login, _weak_callback(ref(self)))
+        self.watcher = Watcher(url, runtime, self.memory, _weak_callback(ref(self)))
 
     def find_claim_state(self, claim: Claim) -> ClaimState | None:
         return self.claim_states.get(claim_key(claim))

@@ -33,7 +33,7 @@ class EtcdEngine:
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, client_state: EtcdClientState) -> None:
         self._runtime, self._registry, self._client_state = runtime, registry, client_state
         self.root = client_state.url.root
-        self.rpc = RpcClient(client_state.url, runtime, client_state.login)
+        self.rpc = RpcClient(client_state.url, runtime, client_state.memory)
         registry.engines.add(self)
 
     @property

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from leasehold.config import EngineConfig
 from leasehold.core.texts import server_text
 from leasehold.engines.etcd import messages, queue
-from leasehold.engines.etcd.rpc import Login, RpcClient
+from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import Endpoint, EtcdUrl, parse_url
 from leasehold.engines.probe import (
     Health,
@@ -69,7 +69,7 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     )
     if not statuses:
         return cluster
-    rpc = RpcClient(replace(url, endpoints=tuple(statuses)), runtime, Login())
+    rpc = RpcClient(replace(url, endpoints=tuple(statuses)), runtime, ClusterMemory())
     try:
         voters = await _read_voters(rpc, deadline)
         await _read_by_majority(rpc, url, deadline)
@@ -89,7 +89,7 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
 
 
 async def _probe(url: EtcdUrl, endpoint: Endpoint, runtime: Runtime, deadline: float) -> tuple[MemberHealth, _Status]:
-    rpc = RpcClient(replace(url, endpoints=(endpoint,)), runtime, Login())
+    rpc = RpcClient(replace(url, endpoints=(endpoint,)), runtime, ClusterMemory())
     try:
         await rpc.call(messages.STATUS, messages.EmptyMessage(), deadline)  # connects, and signs in
         status, trip = await timed(runtime, lambda: rpc.call(messages.STATUS, messages.EmptyMessage(), deadline))

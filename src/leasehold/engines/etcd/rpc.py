@@ -1,9 +1,9 @@
 """Calls to an etcd cluster: several members, one deadline, one mapping of errors (E9).
 
 A call goes to the member that answered last. If that member refuses, disconnects, or does not answer in its share of
-the time, the client tries the next one: every request of this engine may safely be executed twice. Errors of a cluster
-that is about to recover (no leader, an election) are retried until the deadline, as is a restart. Every other error is
-raised at once.
+the time (`server_share`), the client tries the next one: every request of this engine may safely be executed twice.
+Errors of a cluster that is about to recover (no leader, an election) are retried until the deadline, as is a restart.
+Every other error is raised at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
-from leasehold.core.timing import backoff
+from leasehold.core.timing import backoff, server_share
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import (
@@ -62,13 +62,14 @@ class NoSpace(Unavailable):
     """The database is full: etcd still accepts deletes, but no writes."""
 
 
-class Login:
-    """The token that etcd issued for user and password. Both engine instances share it."""
+class ClusterMemory:
+    """What a client knows of the cluster. Its engine instances share it."""
 
     def __init__(self) -> None:
-        self.auth_token = ""
+        self.auth_token = ""  # that etcd issued for user and password
+        self.last_answer = 0.0  # seconds that it took
 
-    def discard_if_stale(self, status: GrpcStatus) -> bool:
+    def discard_stale_login(self, status: GrpcStatus) -> bool:
         """Whether the call failed because of a stale token: tokens expire, and end when users or roles change."""
         stale = status.code in (UNAUTHENTICATED, _INVALID_ARGUMENT) and any(
             text in status.text for text in _STALE_LOGIN_TEXTS
@@ -81,8 +82,8 @@ class Login:
 class RpcClient:
     """One engine instance's access to the cluster: one connection at a time, opened when it is first needed."""
 
-    def __init__(self, url: EtcdUrl, runtime: Runtime, login: Login) -> None:
-        self._url, self._runtime, self._login = url, runtime, login
+    def __init__(self, url: EtcdUrl, runtime: Runtime, memory: ClusterMemory) -> None:
+        self._url, self._runtime, self._memory = url, runtime, memory
         self._mutex: Mutex = runtime.mutex()
         self._connection: GrpcConnection | None = None
         self._endpoint_index = 0  # the endpoint in use
@@ -116,7 +117,7 @@ class RpcClient:
             last_status, self._ever_answered = status, True
             if status.code == OK:
                 return self._decode_reply(method, payloads)
-            if self._login.discard_if_stale(status) and self._url.user and not reauthenticated:
+            if self._memory.discard_stale_login(status) and self._url.user and not reauthenticated:
                 reauthenticated = True
                 continue
             if not _is_transient(status):
@@ -134,8 +135,8 @@ class RpcClient:
 
     def _member_deadline(self, left: float) -> float:
         """Until when to wait for one member: the rest of the time is for the others."""
-        single_member = len(self._url.endpoints) == 1
-        return self._runtime.now() + (left if single_member else min(left, max(left / 2, _MIN_MEMBER_TIME)))
+        share = server_share(left, min(len(self._url.endpoints), 2), self._memory.last_answer)
+        return self._runtime.now() + min(left, max(share, _MIN_MEMBER_TIME))
 
     async def keep_alive(self, leases: Sequence[int], deadline: float) -> dict[int, int]:
         """Renew leases on one stream. Returns the seconds that each lease has left; 0: it has expired."""
@@ -157,6 +158,7 @@ class RpcClient:
         connection, stream = await self._start_call(
             messages.LEASE_KEEP_ALIVE, messages.encode(messages.LeaseId(leases[0])), deadline, False
         )
+        sent_at = self._runtime.now()
         try:
             for lease in leases[1:]:
                 connection.send(stream, messages.encode(messages.LeaseId(lease)))
@@ -170,6 +172,7 @@ class RpcClient:
                         raise ConnectionBroken("no answer in time")
                 reply = self._decode_reply(messages.LEASE_KEEP_ALIVE, [stream.messages.pop(0)])
                 ttls[reply.id] = max(reply.ttl, 0)
+            self._memory.last_answer = self._runtime.now() - sent_at
         except ConnectionBroken:
             self._switch_member(connection)
             raise
@@ -237,13 +240,16 @@ class RpcClient:
     ) -> tuple[GrpcStatus | None, list[bytes]]:
         """The call's status, or None if it did not end in time. After a failure the next try uses another member."""
         connection, stream = await self._start_call(method, body, deadline, True)
+        sent_at = self._runtime.now()
         try:
             status = await self._wait_status(connection, stream, deadline)
         finally:
             if stream.status is None:
                 connection.cancel(stream)
-        if status is not None and _is_transient(status) and len(self._url.endpoints) > 1:
-            self._switch_member(connection)
+        if status is not None:
+            self._memory.last_answer = self._runtime.now() - sent_at
+            if _is_transient(status) and len(self._url.endpoints) > 1:
+                self._switch_member(connection)
         return status, stream.messages
 
     async def _wait_status(self, connection: GrpcConnection, stream: GrpcStream, deadline: float) -> GrpcStatus | None:
@@ -269,8 +275,8 @@ class RpcClient:
 
     def _metadata(self, seconds: float) -> list[Header]:
         metadata = [Header(b"grpc-timeout", b"%dm" % max(1, min(int(seconds * 1000), 99_999_999)))]
-        if self._login.auth_token:
-            metadata.append(Header(b"token", self._login.auth_token.encode()))
+        if self._memory.auth_token:
+            metadata.append(Header(b"token", self._memory.auth_token.encode()))
         return metadata
 
     async def get_connection(self, deadline: float) -> GrpcConnection:
@@ -331,7 +337,7 @@ class RpcClient:
         return connection
 
     async def _authenticate(self, deadline: float) -> None:
-        if not self._url.user or self._login.auth_token:
+        if not self._url.user or self._memory.auth_token:
             return
         request = messages.encode(messages.AuthenticateRequest(self._url.user, self._url.password))
         status, payloads = await self._try_once(messages.AUTHENTICATE, request, deadline)
@@ -339,7 +345,7 @@ class RpcClient:
             raise ConnectionBroken("no answer")
         self._ever_answered = True
         if status.code == OK:
-            self._login.auth_token = self._decode_reply(messages.AUTHENTICATE, payloads).token
+            self._memory.auth_token = self._decode_reply(messages.AUTHENTICATE, payloads).token
         elif "authentication is not enabled" in status.text:
             raise ConfigError("authentication is not enabled in this etcd: remove user and password from the URL")
         elif _is_transient(status):

@@ -27,7 +27,7 @@ from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import UNAUTHENTICATED, ConnectionBroken, GrpcStatus, GrpcStream
 from leasehold.engines.etcd.grpc.hpack import Header
-from leasehold.engines.etcd.rpc import Login, RpcClient
+from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import EtcdUrl
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.base import Mutex, Runtime, Signal, restarting
@@ -79,8 +79,8 @@ WatchCallback: TypeAlias = "Callable[[KeyWatch, messages.WatchEvent | None, floa
 class Watcher:
     """Shared by the client's two engine instances. Its thread and connection start with the first watch."""
 
-    def __init__(self, url: EtcdUrl, runtime: Runtime, login: Login, callback: WatchCallback) -> None:
-        self._url, self._runtime, self._login, self._callback = url, runtime, login, callback
+    def __init__(self, url: EtcdUrl, runtime: Runtime, memory: ClusterMemory, callback: WatchCallback) -> None:
+        self._url, self._runtime, self._memory, self._callback = url, runtime, memory, callback
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -176,7 +176,7 @@ class Watcher:
         if not self._running and not self._closed:
             self._running = True
             try:
-                watch_loop = _watch_loop(ref(self), self._url, self._login)
+                watch_loop = _watch_loop(ref(self), self._url, self._memory)
                 self._runtime.start_thread(restarting(watch_loop, _log, "the watch thread"), "leasehold-etcd-watch")
             except RuntimeError as error:  # the waiters poll, and the next watch tries again
                 self._running = False
@@ -230,8 +230,8 @@ class Watcher:
     def _on_connected(self, connection: GrpcConnection) -> None:
         stream = _WatchStream(ref(self))
         metadata = [_HAS_LEADER]
-        if self._login.auth_token:
-            metadata.append(Header(b"token", self._login.auth_token.encode()))
+        if self._memory.auth_token:
+            metadata.append(Header(b"token", self._memory.auth_token.encode()))
         connection.start(stream, messages.WATCH.path, metadata, None, False)
         connection.tick = _weak_tick(ref(self))
         with self._mutex:
@@ -263,7 +263,7 @@ class Watcher:
         """etcd refused one of the watches and does not say which. If the login is stale, the stream is reopened with a
         new one. Otherwise all waiters read their queues again and request new watches."""
         open_stream = self._open_stream
-        if open_stream is not None and self._login.discard_if_stale(GrpcStatus(UNAUTHENTICATED, cancel_reason)):
+        if open_stream is not None and self._memory.discard_stale_login(GrpcStatus(UNAUTHENTICATED, cancel_reason)):
             open_stream[0].fail(server_text(cancel_reason))
             return
         with self._mutex:
@@ -306,7 +306,7 @@ class _WatchStream(GrpcStream):
             and open_stream[1] is self
         ):
             open_stream[0].fail(status.text or "the watch stream ended")
-            live_watcher._login.discard_if_stale(status)
+            live_watcher._memory.discard_stale_login(status)
 
 
 def _weak_tick(watcher: ref[Watcher]) -> Callable[[], float | None]:
@@ -316,11 +316,13 @@ def _weak_tick(watcher: ref[Watcher]) -> Callable[[], float | None]:
     return tick
 
 
-def _watch_loop(watcher: ref[Watcher], url: EtcdUrl, login: Login) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
+def _watch_loop(
+    watcher: ref[Watcher], url: EtcdUrl, memory: ClusterMemory
+) -> Callable[[Runtime], Coroutine[Any, Any, None]]:
     """Holds only a weak reference to the watcher, so that an unused client can be collected."""
 
     async def run(runtime: Runtime) -> None:
-        rpc, failures = RpcClient(url, runtime, login), 0
+        rpc, failures = RpcClient(url, runtime, memory), 0
         signal = runtime.signal()
         while True:
             if (live_watcher := watcher()) is None or live_watcher._closed:

@@ -9,7 +9,8 @@ the engine behind the servers knows a claim by its id (E2, E6). So `Failover.ask
 | an answer                                       | return it; if another server gave it, the client moves there      |
 | no connection, or it broke, or no valid answer  | the next server, at once; the client moves. If the connection was |
 |                                                 | idle before, or there is one server only: once more there         |
-| silence                                         | the next server, after this one's share of the deadline; moves    |
+| silence                                         | the next server, after this one's share of the deadline, which is |
+|                                                 | longer if the last answer took long (`server_share`); moves       |
 | refused, `done: false`: the engine was not asked | the next server, at once                                         |
 | any other `Unavailable`, also inside a renewal  | the next server, once a second: that server alone may have lost   |
 |                                                 | its engine. Else raise: all servers ask the same engine           |
@@ -26,7 +27,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from leasehold import tracing
 from leasehold.core.texts import server_text
-from leasehold.core.timing import backoff
+from leasehold.core.timing import backoff, server_share
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.url import RemoteUrl, read_api_key
 from leasehold.engines.remote.wire import Json
@@ -87,6 +88,7 @@ class Servers:
     def __init__(self, url: RemoteUrl, client_id: str = "") -> None:
         self.url = url
         self.traits = BEST_TRAITS
+        self.last_answer = 0.0  # seconds that it took
         self.on_move: Callable[[], None] = lambda: None
         self.authorization = _authorization(read_api_key(url))
         self._doubted_at = float("-inf")
@@ -185,8 +187,10 @@ class Failover:
             if left <= 0:
                 break
             try:
-                share = left / (len(servers.all) - len(tried)) if call.repeatable else left
-                answer = await self._connections.call(server, call.body, now() + share, reuse=call.repeatable)
+                began, untried = now(), len(servers.all) - len(tried)
+                share = server_share(left, untried, servers.last_answer) if call.repeatable else left
+                answer = await self._connections.call(server, call.body, began + share, reuse=call.repeatable)
+                servers.last_answer = now() - began
                 self._raise_problem(answer)
                 is_partial = self._has_unavailable(answer)
             except NotConnected as error:
