@@ -94,7 +94,7 @@ def test_start_releases_tolerates_concurrent_pop(bench) -> None:
     watchdog.start_releases()
 
 
-def test_renewal_deadline_is_a_third_of_shortest_remaining_ttl(bench, wait_until) -> None:
+def test_renewal_deadline_is_a_part_of_shortest_remaining_ttl(bench, wait_until) -> None:
     client = bench.client(call_timeout=60)
     short, long = client.lock("short", ttl=3).acquire(), client.lock("long", ttl=300).acquire()
     deadlines: list[float] = []
@@ -102,13 +102,33 @@ def test_renewal_deadline_is_a_third_of_shortest_remaining_ttl(bench, wait_until
     bench.transport.call = lambda verb, args, deadline: deadlines.append(deadline) or call(verb, args, deadline)
     bench.clock.advance(1)
     wait_until(lambda: probe.renewed_at(short) == 1001)
-    assert deadlines[0] <= 1001 + 2 / 3
+    assert 1001 + 2 / 2 < deadlines[0] <= 1001 + 2 * 2 / 3, "the first call opens a connection"
     deadlines.clear()
     bench.clock.advance(0.2)
     probe.plan_renewal(long, 0.0)
     probe.watchdog(client).watch(long)
     wait_until(lambda: probe.renewed_at(long) > 1000)
     assert deadlines[-1] <= 1001.2 + 1
+
+
+@pytest.mark.parametrize(("took", "renewed_at"), [(1.0, 1000.0), (5.0, 1005.0)])
+def test_slow_grant_is_renewed_at_once_only_the_first_time(bench, wait_until, took, renewed_at) -> None:
+    client = bench.client()
+    call = bench.transport.call
+
+    def slow(verb, args, deadline):
+        if verb == "attempt":
+            bench.clock.advance(took)
+        return call(verb, args, deadline)
+
+    bench.transport.call = slow
+    lease = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: probe.watchdog_sleeps(client))
+    assert probe.renewed_at(lease) == renewed_at
+    at = bench.clock.at
+    other = client.lock("b", ttl=30).acquire()
+    wait_until(lambda: not probe.watchdog(client)._new_leases and probe.watchdog_sleeps(client))
+    assert probe.renewed_at(other) == at
 
 
 def test_failed_renewal_is_retried_at_shrinking_intervals(bench, wait_until) -> None:

@@ -32,10 +32,12 @@ def test_retry_interval_leaves_time_for_several_retries(now: float, left: float,
 
 
 @given(instants, seconds, seconds)
-def test_renewal_deadline_is_within_a_third_of_remaining_ttl(now: float, left: float, call_timeout: float) -> None:
+def test_renewal_deadline_is_within_half_of_remaining_ttl(now: float, left: float, call_timeout: float) -> None:
     deadline = timing.renewal_deadline(now, now + left, call_timeout)
     assert deadline <= now + call_timeout
-    assert deadline <= now + max(left / 3, 0.01) + 1e-6
+    assert deadline <= now + max(left / 2, 0.01) + 1e-6
+    first = timing.renewal_deadline(now, now + left, call_timeout, first=True)
+    assert deadline <= first <= now + max(left * 2 / 3, 0.01) + 1e-6
 
 
 @given(seconds, st.integers(1, 9), seconds)

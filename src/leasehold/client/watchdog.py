@@ -4,8 +4,11 @@ Its promises:
 - The watchdog renews a lease at a third of its life, sooner after a failed renewal, in batches. A call lasts at most a
   third of the shortest ttl that is held or may be granted meanwhile, so that one silent call does not cost another
   lease its renewal. Two exceptions: the limit is never below `_MIN_CALL_TIMEOUT`, and it does not apply to a retry
-  after a failed renewal. But no call lasts longer than `call_timeout`, or than a third of the time until the first
-  lease ends (10 ms if that is shorter).
+  after a failed renewal. But no call lasts longer than `call_timeout`, or than half of the time until the first lease
+  ends (10 ms if that is shorter).
+- Until the engine has answered the watchdog, a call opens a connection, which takes several round trips: such a call
+  may last two thirds of both instead, and in a slow network it begins right after the grant. Where the network is
+  fast, a lease that ends before its first renewal costs no second connection.
 - A lease that reaches its local deadline is ended and reported then, before the engine can grant the name again.
 - Heartbeats keep waiters in the queue, and pending releases are retried until the engine answers.
 - Leases are referenced weakly: one that was dropped is released, not renewed for ever.
@@ -79,6 +82,7 @@ class Watchdog:
         self._requested_wake = _NEVER  # what the last `wake_by` asked for
         self._signal: Signal | None = None
         self._running = False
+        self._answered = False  # the engine has answered the watchdog, so its connection is open
         self._stopped_signal: Signal | None = None  # set when the thread has ended, for stop()
         self._stopped = self._stops_when_idle = False
         if self._engine is not None:
@@ -89,8 +93,12 @@ class Watchdog:
 
     def watch(self, lease: BaseLease, lease_ref: LeaseRef | None = None) -> None:
         self._new_leases[lease._claim.id_hash] = lease_ref or ref(lease)  # atomic on a dictionary: no mutex
-        due, end = lease._renew_at, lease._validity.valid_until  # max_hold may end it before any renewal is due
+        asked_at, ttl, end = lease._validity  # max_hold may end it before any renewal is due
+        due = lease._renew_at
         if due < self._wakes_at or end < self._wakes_at or not self._running:
+            now = self._runtime.now()
+            if not self._answered and now < due < end and timing.is_slow_grant(now - asked_at, ttl):
+                lease._renew_at = due = now
             self.wake_by(due if due < end else end)
 
     def unwatch(self, id_hash: str) -> None:
@@ -273,8 +281,10 @@ class Watchdog:
         """The deadline of a call. `after_failure`: a retry may exceed a third of the shortest ttl, so that a slow
         engine costs a lease one try, not its life."""
         now = runtime.now()
-        latest = timing.renewal_deadline(now, self._next_expiry_at(), self._call_timeout)
-        return latest if after_failure else min(latest, now + max(self.shortest_ttl / 3, _MIN_CALL_TIMEOUT))
+        first = not self._answered
+        latest = timing.renewal_deadline(now, self._next_expiry_at(), self._call_timeout, first)
+        usual = self.shortest_ttl * (2 / 3 if first else 1 / 3)
+        return latest if after_failure else min(latest, now + max(usual, _MIN_CALL_TIMEOUT))
 
     async def _renew_due(self, runtime: Runtime) -> None:
         """Renew in batches: ten thousand leases take a few batches a second, not one call each. One batch per run: a
@@ -323,7 +333,9 @@ class Watchdog:
     ) -> list[Alive | Gone | Unavailable]:
         """The engine's answers, or `Unavailable` for all: any other failure is not an answer (E5)."""
         try:
-            return list(await self._own_engine(runtime).renew(claims, self._deadline(runtime, after_failure)))
+            replies = list(await self._own_engine(runtime).renew(claims, self._deadline(runtime, after_failure)))
+            self._answered |= any(not isinstance(reply, Unavailable) for reply in replies)
+            return replies
         except Exception as error:
             if not isinstance(error, LeaseholdError):
                 text = "a renewal failed with an error that the engine should have mapped (E9)"
@@ -378,5 +390,5 @@ class Watchdog:
 
     def _own_engine(self, runtime: Runtime) -> Engine:
         if self._engine is None:  # a connection of its own, opened at the first renewal
-            self._engine = self._open_engine(runtime)
+            self._engine, self._answered = self._open_engine(runtime), False
         return self._engine

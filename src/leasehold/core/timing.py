@@ -27,6 +27,7 @@ _POLL_INTERVAL = 0.2  # seconds between the attempts of a queue's head that no w
 _MAX_POLL_INTERVAL = 8.0  # with jitter still below WAITER_TTL: a waiter keeps its position without a watchdog
 _RETRY_SHARE = 0.15  # of the life left, between retries after a missed renewal
 _MIN_RETRY = 0.01
+_SLOW_GRANT = 1 / 16  # of the ttl: opening a connection takes up to six round trips, and a renewal must leave time
 _ROUND_TRIPS = 3  # to a server without a connection: to connect, for TLS, and for the call
 _MAX_SERVER_SHARE = 0.75  # of the time left: if the server is silent, the rest is for the others
 _MIN_ATTEMPT = 0.25  # seconds that an attempt gets however soon `wait` is over: a shorter one may never succeed
@@ -58,9 +59,16 @@ def retry_at(now: float, until: float, jitter: float) -> float:
     return now + max((until - now) * _RETRY_SHARE * (1 - 0.5 * jitter), _MIN_RETRY)
 
 
-def renewal_deadline(now: float, until: float, call_timeout: float) -> float:
-    """A third of the life left: if the engine does not answer, there is time for another try."""
-    return now + min(max((until - now) / 3, _MIN_RETRY), call_timeout)
+def is_slow_grant(took: float, ttl: float) -> bool:
+    """Whether a grant took so long that a first renewal at the usual time may be too late: it opens a connection."""
+    return took > ttl * _SLOW_GRANT
+
+
+def renewal_deadline(now: float, until: float, call_timeout: float, first: bool = False) -> float:
+    """Half of the life left: if the engine does not answer, there is time for another try. Two thirds for the first
+    renewal, which opens a connection."""
+    share = 2 / 3 if first else 1 / 2
+    return now + min(max((until - now) * share, _MIN_RETRY), call_timeout)
 
 
 def server_share(left: float, servers: int, last_answer: float) -> float:

@@ -14,9 +14,11 @@ import pytest
 
 from harness.rigs.etcd import EtcdClusterRig
 from harness.servers.etcd import Cluster
+from harness.servers.proxy import Proxy
 from leasehold import Client, LeaseLost, NotAcquired, Unavailable, Unsupported
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support import partition, probe
+from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
 
 ELECTION_TIME = 2.5  # seconds to elect a leader, with an election timeout of 1 s
@@ -224,3 +226,14 @@ def test_leader_cut_off_from_the_majority_grants_nothing() -> None:
     """In network namespaces: the minority refuses within the deadline and never grants; the majority keeps working."""
     rig_or_skip(EtcdClusterRig)  # skips if etcd is not installed
     partition.run("etcd")
+
+
+@pytest.mark.extended
+def test_slow_network_costs_no_lease(cluster, url) -> None:
+    """No member is the first to answer if each gets less time than an answer takes."""
+    proxies = [Proxy(member.port) for member in cluster.members]
+    try:
+        check_lease_is_kept(url.replace(cluster.hosts, ",".join(f"127.0.0.1:{p.port}" for p in proxies)), proxies)
+    finally:
+        for proxy in proxies:
+            proxy.close()

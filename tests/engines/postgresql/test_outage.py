@@ -13,10 +13,12 @@ import psycopg
 import pytest
 
 from harness.servers.process import scratch
+from harness.servers.proxy import Proxy
 from leasehold import Client, Unavailable
 from leasehold.core.names import bucket
 from leasehold.engines.sql.session import SqlConnectionLost
 from leasehold.runtime.base import run_sync
+from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
 
 # ------------------------------------------------------------ killed, paused
@@ -260,3 +262,13 @@ def test_session_closed_during_a_call_ends_the_call(database, make_driver) -> No
     thread.start()
     thread.join(20)
     assert [type(error) for error in errors] == [SqlConnectionLost]
+
+
+@pytest.mark.extended
+def test_slow_network_costs_no_lease(database) -> None:
+    """The first renewal opens a connection, which takes several round trips."""
+    proxy = Proxy(database.server.port)
+    try:
+        check_lease_is_kept(database.url(port=proxy.port), [proxy])
+    finally:
+        proxy.close()

@@ -18,6 +18,7 @@ from harness.servers.redlock import lock_keys
 from leasehold import AsyncClient, Client, LeaseLost, NotAcquired, Unavailable
 from tests.support.foreign_clients import Waiter
 from tests.support.redis_servers import has_waiters
+from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
 
 
@@ -317,3 +318,8 @@ def test_lock_is_exclusive_and_fast_over_jittery_networks(nodes, client_count) -
     assert tokens == sorted(set(tokens))
     assert len(tokens) == 4 * client_count
     check_elapsed(began, 30, "waiters wait for reservations to expire")
+
+
+@pytest.mark.extended
+def test_slow_network_costs_no_lease(proxied_nodes) -> None:
+    check_lease_is_kept(*proxied_nodes)

@@ -4,11 +4,13 @@ import time
 
 import pytest
 
+from harness.servers.proxy import Proxy
 from leasehold import tracing
 from leasehold.engines.remote.servers import BEST_TRAITS
 from leasehold.errors import AccessDenied, Mismatch, NotSent, Unavailable, Unsupported
 from leasehold.model import Alive, Gone, Grant
 from tests.support.scripted_server import HANG_UP, SILENT, Raw, free_engine, problem, response
+from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
 
 NOT_DONE = problem("draining", done=False)
@@ -326,6 +328,16 @@ def test_request_with_calls_of_two_traces_names_none(driver, pair):
     calls = [{"do": "ping", "traceparent": f"00-{digit * 32}-{digit * 16}-01"} for digit in "12"]
     request = driver.servers.all[0].calls_request("client", calls, 5.0)
     assert b"traceparent:" not in request
+
+
+@pytest.mark.extended
+def test_slow_network_costs_no_lease(pair):
+    proxies = [Proxy(server.port) for server in pair]
+    try:
+        check_lease_is_kept("http://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies), proxies)
+    finally:
+        for proxy in proxies:
+            proxy.close()
 
 
 def test_slow_answer_makes_the_next_share_longer(driver, pair):
