@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import click
 import pytest
 
 from leasehold import Client
 from leasehold.cli.server_api import ServerApi
+from leasehold.cli.stats import _stats_lines
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 from tests.support.running_server import poll, running
 
@@ -133,6 +135,35 @@ def test_answer_that_is_no_answer_raises(status, body, error):
             api.get("/v1/stats")
         api.close()
     assert isinstance(raised.value, error)
+
+
+@pytest.mark.parametrize(
+    ("command", "body"),
+    [
+        (["history", "orders/42"], b'{"missing": [], "grants": [{}]}'),
+        (["top", "--once"], b'{"holdings": [{}], "queue": 1, "cursor": null}'),
+    ],
+)
+def test_answer_of_another_version_is_no_bug_of_the_command(shell, command, body):
+    with answering(200, body) as port:
+        done = shell("-u", f"http://127.0.0.1:{port}", *command)
+    assert done.returncode == 69, done.stderr
+    assert "has another form than this version of Leasehold knows" in done.stderr
+
+
+def test_texts_of_a_server_cannot_move_the_cursor():
+    counts = {"lost": {"\x1b[2J\u202e": 3}}
+    total = {
+        "counts": counts,
+        "rate": 1.0,
+        "contention": 0.0,
+        "errors": 0.0,
+        "direct": None,
+        "queued": None,
+        "held": None,
+    }
+    stats = {"since": 0.0, "until": 60.0, "total": total, "groups": [{**total, "group": "\x1b]0;title\x07"}]}
+    assert all(click.unstyle(line).isprintable() for line in _stats_lines(stats))
 
 
 def test_request_goes_to_the_next_server_with_the_key(monkeypatch):

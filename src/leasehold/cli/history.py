@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +14,7 @@ from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
 from leasehold.cli.options import checked_name, files_or_default, live_names
-from leasehold.cli.server_api import ServerApi, is_server
+from leasehold.cli.server_api import ServerApi, is_server, reading
 
 if TYPE_CHECKING:
     from leasehold.telemetry.audit.history import PastGrant
@@ -72,34 +73,36 @@ def history(console: Console, name: str, files: tuple[str, ...]) -> None:
 
 
 def _from_server(console: Console, name: str) -> list[PastGrant]:
+    with closing(ServerApi(console.url)) as server, reading("/v1/history"):
+        found = server.get("/v1/history", namespace=console.namespace, name=name)
+        missing, grants = found["missing"], [_read(each) for each in reversed(found["grants"])]
+    if missing:
+        console.say(f"not shown, because they do not answer: {', '.join(map(str, missing))}", error=True)
+    return grants
+
+
+def _read(each: Mapping[str, Any]) -> PastGrant:
     from leasehold.telemetry.audit.history import PastGrant
 
-    with closing(ServerApi(console.url)) as server:
-        found = server.get("/v1/history", namespace=console.namespace, name=name)
-    if found["missing"]:
-        console.say(f"not shown, because they do not answer: {', '.join(map(str, found['missing']))}", error=True)
-    return [
-        PastGrant(
-            each["token"],
-            each["fingerprint"],
-            each["holder"],
-            None,
-            None,
-            each["mode"],
-            each["slot"],
-            each["purpose"],
-            None if each["partial"] else _utc(each["granted_at"]),
-            None if each["partial"] else each["waited"],
-            ended_at=_utc(each["ended_at"]),
-            end=each["end"],
-            reason=each["reason"],
-            held=None if each["ended_at"] is None else max(0.0, round(each["ended_at"] - each["granted_at"], 6)),
-            broken_by=each["actor"],
-            refused=len(each["refused"]),
-            trace=each["trace"],
-        )
-        for each in reversed(found["grants"])
-    ]
+    return PastGrant(
+        each["token"],
+        each["fingerprint"],
+        each["holder"],
+        None,
+        None,
+        each["mode"],
+        each["slot"],
+        each["purpose"],
+        None if each["partial"] else _utc(each["granted_at"]),
+        None if each["partial"] else each["waited"],
+        ended_at=_utc(each["ended_at"]),
+        end=each["end"],
+        reason=each["reason"],
+        held=None if each["ended_at"] is None else max(0.0, round(each["ended_at"] - each["granted_at"], 6)),
+        broken_by=each["actor"],
+        refused=len(each["refused"]),
+        trace=each["trace"],
+    )
 
 
 def _utc(instant: float | None) -> str | None:

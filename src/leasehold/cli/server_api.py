@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -12,7 +14,7 @@ from leasehold.config import ClientOptions
 from leasehold.core.texts import server_text
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.url import parse_url, read_api_key
-from leasehold.errors import ConfigError, Unavailable
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 
 _TIMEOUT: Final = 5.0
 _MAX_BODY: Final = 64 * 1024 * 1024
@@ -20,6 +22,20 @@ _MAX_BODY: Final = 64 * 1024 * 1024
 
 def is_server(url: str | None) -> bool:
     return ClientOptions(url).engine_config().scheme in ("http", "https")
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Around code that takes an answer of the server apart: Unavailable if the answer has another form."""
+    try:
+        yield
+    except LeaseholdError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        text = (
+            f"the server's answer to {path} has another form than this version of Leasehold knows: check the URL, and"
+        )
+        raise Unavailable(f"{text} whether `leasehold --version` is older than that of the server") from error
 
 
 class ServerApi:

@@ -12,7 +12,7 @@ from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
 from leasehold.cli.options import positive_seconds
-from leasehold.cli.server_api import ServerApi, is_server
+from leasehold.cli.server_api import ServerApi, is_server, reading
 from leasehold.core.deadlocks import deadlocks
 from leasehold.core.texts import escape
 from leasehold.model import Holding
@@ -82,13 +82,16 @@ def _print_server(console: Console, since: float) -> None:
     with console.client() as client, closing(ServerApi(console.url)) as server:
         now = _now(client.inspect())
         found = server.get("/v1/stats", namespace=console.namespace, seconds=max(1, round(since)))
+    with reading("/v1/stats"):
+        stats, missing = found["stats"], ", ".join(map(str, found["missing"]))
+        lines = _stats_lines(stats)
     if console.json:
-        console.put_json({"now": now, "stats": found["stats"], "missing": found["missing"]})
+        console.put_json({"now": now, "stats": stats, "missing": found["missing"]})
         return
-    for line in [*_now_lines(now), *_stats_lines(found["stats"])]:
+    for line in [*_now_lines(now), *lines]:
         console.put(line)
-    if found["missing"]:
-        console.say(f"not counted, because they do not answer: {', '.join(map(str, found['missing']))}", error=True)
+    if missing:
+        console.say(f"not counted, because they do not answer: {missing}", error=True)
 
 
 def _now(holdings: Sequence[Holding]) -> dict[str, Any]:
@@ -130,7 +133,9 @@ def _stats_lines(stats: Mapping[str, Any]) -> list[str]:
     total = stats["total"]
     counts = total["counts"]
     lost, renewals = counts.get("lost") or {}, counts.get("renewals") or {}
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(lost.items(), key=lambda item: -item[1]))
+    reasons = ", ".join(
+        f"{escape(reason)} {count:,}" for reason, count in sorted(lost.items(), key=lambda item: -item[1])
+    )
     lines = [
         "",
         _line("the last", render.duration(stats["until"] - stats["since"])),

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from leasehold.blocking import Client
 from leasehold.cli.console import Console
-from leasehold.cli.server_api import ServerApi, is_server
+from leasehold.cli.server_api import ServerApi, is_server, reading
 from leasehold.core.deadlocks import Deadlock, deadlocks
 from leasehold.errors import LeaseholdError
 from leasehold.model import Holder, Holding
@@ -78,8 +78,10 @@ class Source:
         if self._server is None:
             holdings, age, stale = tuple(self._client.inspect(self._prefix)), 0.0, False
         else:
-            holdings, age, stale = self._look_at_server(self._server)
-            self._update_rates(self._server, began)
+            with reading("/v1/locks"):
+                holdings, age, stale = self._look_at_server(self._server)
+            with reading("/v1/stats"):
+                self._update_rates(self._server, began)
         at = began - age
         self._lives = {each.fingerprint: self._life(each, at) for each in holdings if each.position is None}
         self.snapshot = Snapshot(
