@@ -2,11 +2,12 @@
 
 import json
 from time import monotonic, thread_time
+from urllib.parse import urlencode
 
 import pytest
 
 from leasehold.server import keys
-from tests.support.dashboard import in_loop, new_key, serving
+from tests.support.dashboard import Answer, in_loop, new_key, serving
 
 
 @in_loop
@@ -35,6 +36,17 @@ async def test_key_is_kept_in_a_cookie_that_only_this_site_can_use(tmp_path):
             cookie = (await site.post("/login", {"key": key})).headers["set-cookie"]
             assert cookie.startswith(f"leasehold_key={key}; Max-Age=28800; Path=/; HttpOnly; SameSite=Strict")
             assert cookie.endswith("; Secure") == secure
+
+
+@pytest.mark.parametrize(("origin", "secure"), [("https://locks.example", True), ("http://localhost:7420", False)])
+@in_loop
+async def test_cookie_is_sent_only_over_tls_if_a_proxy_adds_it(origin, secure, tmp_path):
+    key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        await site.get("/login")
+        form = urlencode({"form": site.cookies["leasehold_form"], "key": key}).encode()
+        answer = Answer(await site.request("POST", "/login", form, {"origin": origin}))
+        assert answer.headers["set-cookie"].endswith("; Secure") == secure
 
 
 @pytest.mark.parametrize("wrong", ["", "lh_ops_" + "0" * 64, "ops", "lh_ops_" + "a" * 600, "\N{SNOWMAN}"])

@@ -386,7 +386,7 @@ class Dashboard:
             return answer._replace(headers=cookies)
         there = fields.get("next", "/")
         is_ours = there.startswith("/") and not there.startswith(("//", "/\\")) and there.isprintable()
-        return _redirect(there if is_ours else "/", session.key_cookie(key, self.secure))
+        return _redirect(there if is_ours else "/", session.key_cookie(key, self.secure or session.over_tls(request)))
 
     async def _log_out(self, request: Request) -> Response:
         request.body = await request.read_body()

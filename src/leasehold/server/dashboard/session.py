@@ -32,6 +32,11 @@ def key_cookie(key: str, secure: bool) -> tuple[bytes, bytes]:
     return _cookie(_KEY, key, SECONDS if key else 0, secure)
 
 
+def over_tls(request: Request) -> bool:
+    """Whether the browser sent this form over TLS, which a proxy may have ended."""
+    return request.header(b"origin").lower().startswith(b"https:")
+
+
 def form_token(request: Request, secure: bool) -> tuple[str, tuple[tuple[bytes, bytes], ...]]:
     """A token for the forms of a page, with the cookie it is compared to."""
     token = _cookie_value(request, _FORM)
