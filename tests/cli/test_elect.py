@@ -151,17 +151,20 @@ def test_elect_with_missing_command_is_127(shell):
 def test_listener_sees_every_term(shell):
     listener = shell.start("-o", "json", "elect", "--listen", "boss")
     table = shell.start("elect", "--listen", "boss", stderr=subprocess.DEVNULL)
-    tokens = []
-    for _ in range(3):
+    leader = candidate(shell, "--holder", "web-3")
+    tokens = [int(leader.stdout.readline())]
+    terms, lines = [json.loads(listener.stdout.readline())], [table.stdout.readline()]  # now both listen
+    leader.communicate()
+    for _ in range(2):
         done = shell("elect", "--holder", "web-3", "boss", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN")
         tokens.append(int(done.stdout))
-    terms = [json.loads(listener.stdout.readline()) for _ in tokens]
+    terms += [json.loads(listener.stdout.readline()) for _ in tokens[1:]]
     assert [term["token"] for term in terms] == tokens
     for term in terms:
         assert list(term) == list(TERM)
         assert all(isinstance(term[key], kind) for key, kind in TERM.items())
         assert (term["name"], term["holder"], term["purpose"], term["missed"]) == ("boss", "web-3", "sh", False)
-    lines = [table.stdout.readline() for _ in tokens]
+    lines += [table.stdout.readline() for _ in tokens[1:]]
     assert [f"token {token}  web-3" in line for token, line in zip(tokens, lines, strict=True)] == [True] * 3
     for process in (listener, table):
         process.send_signal(signal.SIGINT)

@@ -32,7 +32,7 @@ def _sleeps(node: ast.AST, polls: bool) -> Iterator[tuple[ast.Call, bool]]:
 
 
 def _is_harmless(call: ast.Call) -> bool:
-    (seconds,) = call.args
+    seconds = call.args[0]
     return isinstance(seconds, ast.Constant) and (seconds.value == 0 or seconds.value >= UNTIL_ENDED)
 
 

@@ -208,7 +208,7 @@ def test_late_attempt_under_asyncio_is_followed_by_its_release(delayed_server, c
     server, proxy, proxy_url = delayed_server
 
     async def main() -> None:
-        async with AsyncClient(proxy_url, call_timeout=0.3) as client:
+        async with AsyncClient(proxy_url, call_timeout=2.0) as client:
             await (await client.lock("warm").acquire()).release()
             proxy.hold()
             with pytest.raises((Unavailable, TimeoutError)):

@@ -33,7 +33,7 @@ def test_failed_calls_leak_no_descriptors_or_threads(nodes, wait_until) -> None:
 
 def test_failed_asyncio_calls_leave_no_task_and_no_log_message(nodes, caplog) -> None:
     async def main() -> None:
-        async with AsyncClient(nodes.url, call_timeout=0.3) as client:
+        async with AsyncClient(nodes.url, call_timeout=2.0) as client:
             await client.ping()
             nodes.all[0].kill()
             nodes.pause(1, 2)

@@ -84,7 +84,7 @@ async def test_row_that_changed_is_sent_without_the_others():
         await site.acquire("orders/43", holder="web-3", ttl=600)
         async with tab(site, "page=locks") as opened:
             await frame(opened)
-            await asyncio.sleep(0.4)  # the renewal must move the end by more than clocks differ
+            await asyncio.sleep(0.4)  # pause: the renewal must move the end by more than clocks differ
             await site.call("/v1/renew", name="orders/42", id=lease["id"], token=lease["token"], ttl=20)
             data = await next_change(opened)
             (html,) = data["parts"].values()
@@ -175,13 +175,13 @@ async def test_tab_that_comes_back_gets_what_changed_meanwhile():
         async with tab(site, "page=locks") as opened:
             _, _, event_id = await frame(opened)
         async with tab(site, "page=locks", **{"last-event-id": event_id}) as opened:
-            await asyncio.sleep(stream.INTERVAL)
+            await asyncio.sleep(stream.INTERVAL)  # pause: the tabs take frames meanwhile
             await site.acquire("stock/1")
             _, data, _ = await frame(opened)
             assert set(data["parts"]) == {"nav", "tabs", "table", "shown"}
         for unknown in ("", "x", "ffff-9", f"{event_id}9999", "-1"):
             async with tab(site, "page=locks", **{"last-event-id": unknown}) as opened:
-                await asyncio.sleep(stream.INTERVAL)
+                await asyncio.sleep(stream.INTERVAL)  # pause: the tabs take frames meanwhile
                 _, data, _ = await frame(opened)
                 assert ("table" in data["parts"]) == (not unknown.startswith(event_id))
 
@@ -191,7 +191,7 @@ async def test_slow_reader_gets_resync_and_the_stream_ends(monkeypatch):
     monkeypatch.setattr(stream, "SLOW_READER", 0.05)
     async with serving() as site, tab(site, "page=locks") as opened:
         await frame(opened)
-        await asyncio.sleep(0.2)  # so long the frame took to leave
+        await asyncio.sleep(0.2)  # pause: so long the frame took to leave
         assert (await frame(opened))[0] == "resync"
         assert await opened.next_events() is None
         assert site.app.dashboard.streams.resyncs == 1
