@@ -7,8 +7,8 @@ from leasehold.server import deadlocks
 from leasehold.server.auth import Caller
 from leasehold.server.history import History
 from leasehold.server.keys import Right
-from leasehold.server.looking import may_see
 from leasehold.server.picture import Picture, Snapshot
+from leasehold.server.queries import may_see
 
 
 def held(name, owner, token, age=10.0):

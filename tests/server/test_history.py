@@ -167,7 +167,7 @@ def test_outage_is_one_incident_with_its_end(past):
 
 def test_engine_without_a_leader_is_an_incident(past):
     for at, has_leader in [(0, None), (1, True), (2, False), (3, False), (4, None), (5, True)]:
-        past.note_leader(has_leader, NOW + at)
+        past.record_leader(has_leader, NOW + at)
     (incident,) = past.incidents()
     assert (incident.kind, seconds(incident.at), seconds(incident.ended_at)) == ("no_leader", 2, 5)
 
@@ -212,7 +212,7 @@ def test_incidents_of_one_namespace_push_out_none_of_another(past):
     assert len(past.incidents(limit=10_000)) == limits.MAX_INCIDENTS + 2
     for number in range(200):
         past.on("lost", 1000, namespace=f"tenant-{number}", token=1, reason="expired")
-    assert len(past._incidents) == limits.MAX_INCIDENT_PLACES
+    assert len(past._incidents) == limits.MAX_INCIDENT_NAMESPACES
 
 
 def test_history_of_one_busy_name_is_bounded(past):

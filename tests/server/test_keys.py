@@ -142,7 +142,7 @@ ALLOW = 'allow = [{verbs = ["lock"], namespace = "", prefix = ""}]\n'
         ("\xff", "is not UTF-8"),
         ("[keys]\n", "nothing but entries"),
         ("key = 1\n", "nothing but entries"),
-        ("key = [1]\n", "entry 1: it is no table"),
+        ("key = [1]\n", "entry 1: it is not a table"),
         (ENTRY, "entry 1: `allow` must be"),
         (ENTRY + "allow = []", "entry 1: `allow` must be"),
         (ENTRY + ALLOW.replace('"lock"', '"write"'), "the verbs of a right are read, lock, break, not 'write'"),

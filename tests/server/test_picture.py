@@ -239,7 +239,7 @@ async def test_pictures_of_many_namespaces_are_bounded():
     assert len(pictures.ages()) == MAX_NAMESPACES
     assert len(pictures.namespaces()) == pictures_module.MAX_KNOWN
     assert not any(name.startswith("looked-at") for name in pictures.namespaces()), "a guess is no namespace in use"
-    assert len(pictures.latest_namespaces()) == pictures_module.MAX_LOOK
+    assert len(pictures.latest_namespaces()) == pictures_module.MAX_READ
 
 
 @in_loop

@@ -88,9 +88,9 @@ def claim_of(who, name="orders/42", **fields):
     return Claim("", name, claim_id, hash_id(claim_id), Holder(who), fields.pop("ttl", 600.0))._replace(**fields)
 
 
-def acquire(service, who, wait=0.0, own_id=True, poll=None):
+def acquire(service, who, wait=0.0, caller_made_id=True, poll=None):
     """A request of this caller, as a task."""
-    poll = poll or LongPoll(claim_of(who), own_id, lambda _first: contextlib.nullcontext())
+    poll = poll or LongPoll(claim_of(who), caller_made_id, lambda _first: contextlib.nullcontext())
     task = asyncio.ensure_future(service.acquire(poll, wait, float("inf")))
     task.poll = poll
     return task
@@ -163,7 +163,7 @@ async def test_cancelled_request_does_not_cancel_its_attempt():
 async def test_hang_up_during_an_attempt_releases_an_id_made_here():
     async with serving() as service:
         gate = service.engine.gates["attempt"] = asyncio.Event()
-        asked = acquire(service, "web", own_id=False)
+        asked = acquire(service, "web", caller_made_id=False)
         await until(lambda: service.engine.calls)
         asked.poll.end("hung up")
         gate.set()
@@ -317,7 +317,7 @@ async def test_long_poll_gets_the_name_when_it_is_released():
 
 
 @in_loop
-async def test_position_is_kept_for_an_own_id_after_the_wait():
+async def test_position_is_kept_for_a_callers_id_after_the_wait():
     async with serving() as service:
         await acquire(service, "holder")
         reply, _ = await acquire(service, "first", wait=0.01)
@@ -336,7 +336,7 @@ async def test_position_is_kept_for_an_own_id_after_the_wait():
 async def test_position_of_an_id_made_here_is_given_up_after_the_wait():
     async with serving() as service:
         await acquire(service, "holder")
-        reply, _ = await acquire(service, "web", wait=0.01, own_id=False)
+        reply, _ = await acquire(service, "web", wait=0.01, caller_made_id=False)
         assert isinstance(reply, Busy)
         assert await found(service) == [("holder", "held")]
 
@@ -345,7 +345,7 @@ async def test_position_of_an_id_made_here_is_given_up_after_the_wait():
 async def test_hang_up_gives_up_the_position_of_an_id_made_here():
     async with serving() as service:
         await acquire(service, "holder")
-        asked = acquire(service, "web", wait=60, own_id=False)
+        asked = acquire(service, "web", wait=60, caller_made_id=False)
         await queued(service, "web")
         asked.poll.end("hung up")
         await asked
@@ -353,7 +353,7 @@ async def test_hang_up_gives_up_the_position_of_an_id_made_here():
 
 
 @in_loop
-async def test_hang_up_keeps_the_position_of_an_own_id():
+async def test_hang_up_keeps_the_position_of_a_callers_id():
     async with serving() as service:
         await acquire(service, "holder")
         asked = acquire(service, "web", wait=60)
@@ -430,7 +430,7 @@ async def test_long_polls_stay_in_the_queue_by_heartbeats():
 async def test_engine_that_fails_during_a_long_poll_leaves_no_id_made_here():
     async with serving() as service:
         await acquire(service, "holder")
-        asked = acquire(service, "web", wait=60, own_id=False)
+        asked = acquire(service, "web", wait=60, caller_made_id=False)
         await queued(service, "web")
         real = service.engine._engine.attempt
 
@@ -604,7 +604,7 @@ async def test_drain_ends_streams_and_polls_and_keeps_positions():
 async def test_hang_up_during_a_drain_gives_up_no_position():
     async with serving() as service:
         await acquire(service, "holder")
-        asked = acquire(service, "web", wait=60, own_id=False)
+        asked = acquire(service, "web", wait=60, caller_made_id=False)
         await queued(service, "web")
         service.drain()
         asked.poll.end("hung up")

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from leasehold.config import EngineConfig
 from leasehold.server import keys
-from leasehold.server.app import App, Look
+from leasehold.server.app import App, ReadOptions
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
 from leasehold.server.limits import Limits
@@ -151,7 +151,7 @@ async def serving(
     service = Service(EngineConfig.parse(url, 60.0))
     with contextlib.ExitStack() as stack:
         log = None if audit is None else Audit(stack.enter_context(AuditFile(audit)), required=False)
-        app = App(service, Authenticator(key_file), Limits(LimitSettings()), log, Look(peers=peers))
+        app = App(service, Authenticator(key_file), Limits(LimitSettings()), log, ReadOptions(peers=peers))
         await service.start()
         try:
             yield Site(app)

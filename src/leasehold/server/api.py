@@ -59,11 +59,11 @@ async def acquire(app: App, request: Request) -> Response:
         min_hold=body.min_hold,
     )
     wait = min(body.wait, app.limits.settings.wait, request.within if request.has_within else body.wait)
-    poll = LongPoll(claim, own_id=body.id is not None, admit=app.admit_attempt(request, claim))
+    poll = LongPoll(claim, caller_made_id=body.id is not None, admit=app.admit_attempt(request, claim))
     if wait > 0:
-        poll.slot = app.admit_waiter(request, claim)
+        poll.admission = app.admit_waiter(request, claim)
     hang_up = None
-    if wait > 0 or not poll.own_id:  # else a hang-up changes nothing: an attempt under way is never cancelled
+    if wait > 0 or not poll.caller_made_id:  # else a hang-up changes nothing: an attempt under way is never cancelled
         hang_up = asyncio.ensure_future(request.hung_up())
         hang_up.add_done_callback(lambda done: None if done.cancelled() else poll.end("hung up"))
     latest = request.arrived + request.within if request.has_within else NEVER
@@ -84,7 +84,7 @@ async def acquire(app: App, request: Request) -> Response:
         seconds = service.runtime.now() - request.arrived
         app.report("busy", request, claim, queued=poll.queued, reason=reason, seconds=seconds)
         if poll.ended == "draining":
-            detail = "this server is about to end: ask another one with the same id, the position is kept"
+            detail = "this server is shutting down: ask another one with the same id, the position is kept"
             raise Draining(detail, id=claim.id)
         raise problems.busy(claim.name, reply, waited)
     app.report_grant(request, claim, reply, request.arrived, poll.queued)

@@ -1,6 +1,6 @@
-"""The application: which path does what, who may call it, and how an answer leaves.
+"""The application: which path does what, who may call it, and how an answer is sent.
 
-A request on its way: path known? -> key known? -> body read and typed -> may it? -> room? -> engine asked -> answered.
+A request on its way: path known? key known? body valid? permitted? within the limits? Then the engine is asked.
 `App.answer` knows nothing of ASGI; the shell that does is `App.__call__`.
 """
 
@@ -18,7 +18,7 @@ from leasehold import tracing
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.events import Event, EventKind
 from leasehold.model import Alive, Claim, Gone, Grant
-from leasehold.server import api, calls, feed, looking, metrics, openapi, problems, schemas
+from leasehold.server import api, calls, feed, metrics, openapi, problems, queries, schemas
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator, certificate_names
 from leasehold.server.dashboard.routes import Dashboard
@@ -28,7 +28,7 @@ from leasehold.server.messages import EventStream, Request, Response, problem_re
 from leasehold.server.peers import Peer, Peers
 from leasehold.server.picture import MAX_AGE, Pictures
 from leasehold.server.problems import Draining, Forbidden, Problem, TooMany, invalid
-from leasehold.server.routes import Slot, Stream
+from leasehold.server.routes import Admission, Stream
 from leasehold.server.service import Service
 from leasehold.server.spans import OTHER, Spans
 
@@ -39,7 +39,7 @@ Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger("leasehold.server")
 
-_MAX_SEND_SECONDS: Final = 20.0  # a client that does not read its stream for so long is gone
+_MAX_SEND_SECONDS: Final = 20.0  # a client that does not read its stream for this long is disconnected
 _WRONG_KEY_DELAY: Final = 0.1  # seconds before the answer: a connection guesses 10 keys a second at most
 _CHANGES: Final = frozenset({"granted", "released", "lost", "broken"})  # what a picture shows
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -94,11 +94,11 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
             api.break_, "End the lease with this token", schemas.BreakBody, schemas.Broken, ("moved-on", *_WRITE)
         )
     },
-    "/v1/locks": {"GET": Route(looking.locks, "List holders and waiters", None, schemas.Locks, _READ)},
-    "/v1/owners": {"GET": Route(looking.owners, "List holders and what each holds", None, schemas.Owners, _READ)},
-    "/v1/history": {"GET": Route(looking.history, "The past of a name", None, schemas.NameHistory, _READ)},
-    "/v1/incidents": {"GET": Route(looking.incidents, "What went wrong", None, schemas.Incidents, _READ)},
-    "/v1/stats": {"GET": Route(looking.stats, "Statistics of a namespace", None, schemas.StatsAnswer, _READ)},
+    "/v1/locks": {"GET": Route(queries.locks, "List holders and waiters", None, schemas.Locks, _READ)},
+    "/v1/owners": {"GET": Route(queries.owners, "List holders and what each holds", None, schemas.Owners, _READ)},
+    "/v1/history": {"GET": Route(queries.history, "The past of a name", None, schemas.NameHistory, _READ)},
+    "/v1/incidents": {"GET": Route(queries.incidents, "List incidents", None, schemas.Incidents, _READ)},
+    "/v1/stats": {"GET": Route(queries.stats, "Statistics of a namespace", None, schemas.StatsAnswer, _READ)},
     "/v1/refusals": {
         "POST": Route(api.refusal, "Report a token that a fence refused", schemas.RefusalBody, schemas.Noted, _WRITE)
     },
@@ -114,13 +114,13 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
     },
     "/metrics": {"GET": Route(metrics.metrics, "Metrics for Prometheus", problems=("invalid", "unauthorized"))},
     "/openapi.json": {"GET": Route(openapi.openapi, "This description", problems=("invalid",), needs_key=False)},
-    "/healthz": {"GET": Route(api.healthz, "Whether the process lives", problems=("invalid",), needs_key=False)},
+    "/healthz": {"GET": Route(api.healthz, "Whether the process runs", problems=("invalid",), needs_key=False)},
     "/readyz": {"GET": Route(api.readyz, "Whether the server can serve", None, schemas.Ready, _PROBE, needs_key=False)},
 }
 
 
-class Look(NamedTuple):
-    """How a server looks at its engine and at its peers, for people."""
+class ReadOptions(NamedTuple):
+    """Where the answers of the routes that only read come from."""
 
     picture_max_age: float = MAX_AGE
     peers: Sequence[Peer] = ()
@@ -136,17 +136,17 @@ class App:
         authenticator: Authenticator,
         limits: Limits,
         audit: Audit | None = None,
-        look: Look | None = None,
+        reading: ReadOptions | None = None,
         spans: Spans | None = None,
     ) -> None:
         self.service, self.authenticator, self.limits, self.audit = service, authenticator, limits, audit
         self.spans = service.spans = spans or Spans()
         self.feed = feed.Feed()
-        self.feed.note = self._note
+        self.feed.on_event = self._record
         self.history = History(service.runtime.wall)
-        look = look or Look()
-        self.peers = Peers(self.history, look.peers, look.instance)
-        self.pictures = Pictures(service, look.picture_max_age)
+        reading = reading or ReadOptions()
+        self.peers = Peers(self.history, reading.peers, reading.instance)
+        self.pictures = Pictures(service, reading.picture_max_age)
         self.pictures.on_taken = self.history.observe
         service.on_breaker = self._on_breaker
         self.metrics = metrics.ServerMetrics(self)
@@ -155,7 +155,7 @@ class App:
             self.metrics.sources.append(audit.file)
 
     def drain(self) -> None:
-        """The server is about to end: callers go on at another one."""
+        """The server is shutting down: callers continue at another one."""
         self.service.drain()
         self.feed.close()
         self.dashboard.streams.drain()
@@ -275,8 +275,8 @@ class App:
         if self.audit is not None:
             self.audit.note(event, request)
 
-    def _note(self, event: Event, trace: str) -> None:
-        """An event of any worker of this server. What it tells about has happened: nothing here may undo it."""
+    def _record(self, event: Event, trace: str) -> None:
+        """An event of any worker of this server. What it reports has happened: an error here must not fail the call."""
         try:
             if event.kind in _CHANGES or event.queued:
                 self.pictures.touch(event.namespace)
@@ -343,10 +343,9 @@ class App:
 
         return admit
 
-    def admit_waiter(self, request: Request, claim: Claim) -> Slot:
-        """Counts a waiter. A repetition goes on with what its earlier request has."""
-        slot = self.service.take_slot(claim)
-        return slot or self.limits.waiter(request.caller, claim.namespace, claim.name)
+    def admit_waiter(self, request: Request, claim: Claim) -> Admission:
+        """Counts a waiter. A repeated request takes over the admission of the earlier one."""
+        return self.service.take_admission(claim) or self.limits.waiter(request.caller, claim.namespace, claim.name)
 
     def explain(self, request: Request, error: Exception) -> Problem:
         """The problem that an error becomes. What the engine said is logged: it may contain an address, which callers

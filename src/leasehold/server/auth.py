@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 from leasehold.server import keys
 from leasehold.server.keys import Key, Right
 from leasehold.server.settings import Settings
-from leasehold.server.watched import Watched
+from leasehold.server.watched_files import WatchedFiles
 
 Verb: TypeAlias = Literal["read", "lock", "break"]
 # Why a request was refused, for metrics: without a key or certificate, with one that is not known or is over, in a
@@ -68,7 +68,7 @@ class Authenticator:
     """
 
     def __init__(self, key_file: Path | None, *, certificates: bool = False, now: Callable[[], float] = time.time):
-        self._watched = None if key_file is None else Watched("the key file", [key_file], self._read)
+        self._watched = None if key_file is None else WatchedFiles("the key file", [key_file], self._read)
         self._certificates, self._now = certificates, now
         self.failures: dict[Failure, int] = {}  # reason -> refused requests
         self._keys: Mapping[str, Key] = {}

@@ -43,7 +43,7 @@ async def calls(app: App, request: Request) -> Response:
 
 
 async def _answer(app: App, request: Request, call: object) -> wire.Json:
-    """The answer to one call. Its problem is no problem of the others."""
+    """The answer to one call. If the call fails, the others still get their answers."""
     try:
         with checked():
             if not isinstance(call, dict):
@@ -74,15 +74,15 @@ def _attempt(app: App, request: Request, call: Call, deadline: float) -> Answer:
         since = app.service.queued_since(claim)
         try:
             with app.admit_attempt(request, claim)(since is None):
-                slot = app.admit_waiter(request, claim) if claim.queue else None
-                reply = await app.service.attempt(claim, request.client, deadline, slot)
+                admission = app.admit_waiter(request, claim) if claim.queue else None
+                reply = await app.service.attempt(claim, request.client, deadline, admission)
         except LeaseholdError as error:
             if since is None:  # a waiter goes on: its client attempts again
                 app.report_failure(request, claim, error)
             raise
         answer = wire.answer_to_json(reply)
         if isinstance(reply, Busy):
-            answer["heard"] = app.service.hears(request.client)
+            answer["heard"] = app.service.can_wake(request.client)
         else:
             app.report_grant(request, claim, reply, request.arrived if since is None else since, since is not None)
         return answer

@@ -1,4 +1,4 @@
-"""Circles of owners that wait for each other, and chains of who waits for whom, in a picture."""
+"""Cycles of owners that wait for each other, and chains of who waits for whom, in a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Link(NamedTuple):
 
 class Chain(NamedTuple):
     """Locks whose waiters wait for each other's holders. The holder of the last one waits for none, or the chain leads
-    into a circle."""
+    into a cycle."""
 
     links: tuple[Link, ...]
 
@@ -30,12 +30,12 @@ class Chain(NamedTuple):
 
     @property
     def blocked(self) -> int:
-        """How many waiters cannot go on before the root is released."""
+        """How many waiters cannot continue before the root is released."""
         return sum(len(link.lock.queue) for link in self.links)
 
 
 def find(picture: Picture) -> list[Deadlock]:
-    """The circles. Each has a `victim`: the grant to break."""
+    """The cycles. Each has a `victim`: the grant to break."""
     return picture.snapshot.deadlocks
 
 

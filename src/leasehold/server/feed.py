@@ -15,10 +15,10 @@ from leasehold.server.routes import Stream
 if TYPE_CHECKING:
     from leasehold.server.app import App
 
-Note: TypeAlias = Callable[[Event, str], None]
+OnEvent: TypeAlias = Callable[[Event, str], None]
 
-_LEFT_OUT: Final = frozenset({"attempted", "renewed"})  # too many, and they say little
-_MEMBERS: Final = tuple(field for field in Event._fields if field not in ("kind", "engine", "group"))
+_NOT_STREAMED: Final = frozenset({"attempted", "renewed"})  # too many, and rarely of interest
+_JSON_MEMBERS: Final = tuple(field for field in Event._fields if field not in ("kind", "engine", "group"))
 
 
 class _Watcher(NamedTuple):
@@ -32,15 +32,15 @@ class Feed:
 
     def __init__(self) -> None:
         self._watchers: dict[int, _Watcher] = {}
-        self.note: Note = _ignore  # gets every event of all workers, with the trace id of its request
-        self.to_others: Note = _ignore
+        self.on_event: OnEvent = _ignore  # gets every event of all workers, with the trace id of its request
+        self.send_to_workers: OnEvent = _ignore
 
     def __call__(self, event: Event, trace: str = "") -> None:
         self.pass_on_here(event, trace)
-        self.to_others(event, trace)
+        self.send_to_workers(event, trace)
 
     def pass_on_here(self, event: Event, trace: str) -> None:
-        self.note(event, trace)
+        self.on_event(event, trace)
         for watcher in self._watchers.values():
             if watcher.namespace == event.namespace and event.name.startswith(watcher.prefix):
                 watcher.stream.push(event)
@@ -63,11 +63,11 @@ class Feed:
 
 
 def _ignore(_event: Event, _trace: str) -> None:
-    """There is nothing to pass it to."""
+    """Until a handler is set."""
 
 
 async def events(app: App, request: Request) -> EventStream:
-    """Server-sent events: `event` is the kind, `data` what happened. A comment every 5 s shows that it lives."""
+    """Server-sent events: `event` is the kind, `data` what happened. A comment every 5 s keeps the connection alive."""
     arguments = known_arguments(request, "namespace", "prefix")
     with checked():
         namespace = check_namespace(arguments.get("namespace", ""))
@@ -81,12 +81,12 @@ async def events(app: App, request: Request) -> EventStream:
         if not app.authenticator.still(request.caller):
             return None
         if found:
-            return b"".join(_encode(event) for event in found if event.kind not in _LEFT_OUT) or b": alive\n\n"
+            return b"".join(_encode(event) for event in found if event.kind not in _NOT_STREAMED) or b": alive\n\n"
         return None if stream.closed else b": alive\n\n"
 
     return EventStream(next_events, lambda: app.feed.forget(stream))
 
 
 def _encode(event: Event) -> bytes:
-    members = {name: value for name in _MEMBERS if (value := getattr(event, name)) is not None}
+    members = {name: value for name in _JSON_MEMBERS if (value := getattr(event, name)) is not None}
     return b"event: %s\ndata: %s\n\n" % (event.kind.encode(), encode(members))

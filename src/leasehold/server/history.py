@@ -1,7 +1,7 @@
 """What happened through this server: past grants and waits of each name, and incidents, from events.
 
 Live state comes from the engine (`picture.py`), history from events: an engine does not keep it. So a server knows what
-went through it, and through its peers (`peers.py`). A grant may end another way, so an end that was not seen is not
+went through it, and through its peers (`peers.py`). A grant may end elsewhere, so an end that was not seen is not
 invented: the grant is shown as ended `unseen` once a later exclusive grant shows that it is over.
 
 Memory is bounded: names, grants and waits of a name, grants of all names, renewals of a grant, incidents. What was used
@@ -30,7 +30,7 @@ MAX_WAITS: Final = 50  # per name
 MAX_RENEWALS: Final = 40  # per grant
 MAX_MARKS: Final = 20  # per grant: times at risk, refusals
 MAX_INCIDENTS: Final = 200  # per namespace: one tenant cannot push out those of another
-MAX_INCIDENT_PLACES: Final = 50  # namespaces
+MAX_INCIDENT_NAMESPACES: Final = 50
 MAX_STATS: Final = 20  # answers that are kept
 MAX_HOLDERS: Final = 2000  # whose losses are counted
 
@@ -85,7 +85,7 @@ class History:
         self._stats: dict[tuple[str, float], Stats] = {}  # the last answers
 
     def __call__(self, event: Event, trace: str = "") -> None:
-        """Note an event. `trace` is the trace id of its request."""
+        """Record an event. `trace` is the trace id of its request."""
         if event.kind in ("breaker_opened", "breaker_closed"):
             self._on_breaker(event)
             return
@@ -203,7 +203,7 @@ class History:
                 trace=trace or None,
             ),
         )
-        self._note_life(fingerprint, _Life(event.at, ttl, ttl))
+        self._record_life(fingerprint, _Life(event.at, ttl, ttl))
         past.highest_token = max(past.highest_token, event.token or 0)
         if event.queued:
             past.waits.append(_wait(event, waited, "granted"))
@@ -243,7 +243,7 @@ class History:
     def _on_renewal(self, past: _Past, event: Event) -> None:
         grant = past.find(event.fingerprint, event.token) or self._add_partial(past, event)
         ttl = event.ttl or 0.0
-        self._note_life(event.fingerprint or "", _Life(event.at, ttl, ttl))
+        self._record_life(event.fingerprint or "", _Life(event.at, ttl, ttl))
         grant.renewed += 1
         grant.renewals.append(Renewal(event.at, max(0.0, grant.expires_at - event.at)))
         del grant.renewals[:-MAX_RENEWALS]
@@ -257,7 +257,7 @@ class History:
         """Returns the seconds that the lease was held, if its grant is known and had not ended before."""
         grant = past.find(event.fingerprint, event.token)
         was_broken = grant is not None and grant.end == "broken"
-        if event.kind == "lost" and not was_broken:  # a broken holder that notices is no second incident
+        if event.kind == "lost" and not was_broken:  # a holder that notices the break is no second incident
             self._on_loss(past, event, grant)
         elif event.kind == "broken":
             self._add_incident(incidents.broken(event, grant, past.highest_token))
@@ -288,14 +288,14 @@ class History:
 
     def _on_breaker(self, event: Event) -> None:
         """One incident, although each worker has a breaker: what follows soon is the same outage."""
-        self._note_outage("engine_down", event.kind == "breaker_opened", event.at)
+        self._record_outage("engine_down", event.kind == "breaker_opened", event.at)
 
-    def note_leader(self, has_leader: bool | None, at: float) -> None:
+    def record_leader(self, has_leader: bool | None, at: float) -> None:
         """What the last probe of the engine's health found; None: it has none, or it is not known."""
         if has_leader is not None:
-            self._note_outage("no_leader", not has_leader, at)
+            self._record_outage("no_leader", not has_leader, at)
 
-    def _note_outage(self, kind: Literal["engine_down", "no_leader"], down: bool, at: float) -> None:
+    def _record_outage(self, kind: Literal["engine_down", "no_leader"], down: bool, at: float) -> None:
         known = self._outages.get(kind)
         if not down:
             if known is not None and known.ended_at is None:
@@ -309,14 +309,14 @@ class History:
     # ----------------------------------------------------------------- pictures
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Learn from a picture what events do not tell: the ttl of grants that went another way, and deadlocks."""
+        """Learn from a picture what events do not show: the ttl of grants that were made elsewhere, and deadlocks."""
         self.hour.observe(snapshot)
         for holding in snapshot.holdings:
             if holding.state == "held":
                 known = self._lives.get(holding.fingerprint) or _Life(snapshot.as_of, 0.0, 0.0)
                 shortened = holding.left < known.left - (snapshot.as_of - known.at) - _RENEWED_SECONDS
                 ttl = holding.left if shortened else max(known.ttl, holding.left)
-                self._note_life(holding.fingerprint, _Life(snapshot.as_of, holding.left, ttl))
+                self._record_life(holding.fingerprint, _Life(snapshot.as_of, holding.left, ttl))
         self._observe_deadlocks(snapshot)
 
     def _observe_deadlocks(self, snapshot: Snapshot) -> None:
@@ -342,10 +342,10 @@ class History:
     # ------------------------------------------------------------------- bounds
 
     def _add_incident(self, incident: Incident) -> None:
-        place = incident.namespace if incident.name else None
-        self._incidents.setdefault(place, deque(maxlen=MAX_INCIDENTS)).append(incident)
-        self._incidents.move_to_end(place)
-        if len(self._incidents) > MAX_INCIDENT_PLACES:
+        namespace = incident.namespace if incident.name else None
+        self._incidents.setdefault(namespace, deque(maxlen=MAX_INCIDENTS)).append(incident)
+        self._incidents.move_to_end(namespace)
+        if len(self._incidents) > MAX_INCIDENT_NAMESPACES:
             self._incidents.popitem(last=False)
 
     def _past(self, key: Key) -> _Past:
@@ -360,7 +360,7 @@ class History:
     def _forget(self, key: Key) -> None:
         self._grants -= len(self._names.pop(key).grants)
 
-    def _note_life(self, fingerprint: str, life: _Life) -> None:
+    def _record_life(self, fingerprint: str, life: _Life) -> None:
         self._lives[fingerprint] = life
         self._lives.move_to_end(fingerprint)
         if len(self._lives) > MAX_GRANTS:

@@ -1,4 +1,4 @@
-"""Incidents in words: what each one means, and what to do. And owners, for the question who has gone quiet."""
+"""What each incident means, and what to do. Also the owners of a picture: which of them have gone quiet."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STOP = "Make the work stop when the lease is lost: call `lease.check()` before 
 # Why a lease was lost -> what it means, what to do.
 _LOSSES = {
     "expired": (
-        "The holder did not renew in time: it did not run, or could not reach a server. It may go on working until it "
-        "notices; from then on another holder may have the lock.",
+        "The holder did not renew in time: it did not run, or could not reach a server. It may continue to work until "
+        "it notices, while another holder may have the lock already.",
         f"Find out why the holder did not run (a long pause, a suspended machine, a blocked event loop). {_STOP}",
     ),
     "broken": (
@@ -27,7 +27,7 @@ _LOSSES = {
         "Check that the holder has stopped. Its writes with the old token must be refused by a fence.",
     ),
     "unknown": (
-        "The engine does not have the grant any more, and cannot tell what ended it: it expired, was broken, or the "
+        "The engine no longer has the grant, and cannot tell what ended it: it expired, was broken, or the "
         "engine lost data.",
         "If it happens after a restart or failover of the engine, run `leasehold doctor` on it: a setting may let it "
         "forget grants.",
@@ -57,8 +57,8 @@ def refused(event: Event, grant: PastGrant | None, highest_token: int) -> Incide
         grant,
         highest_token,
         f"A holder wrote after it had lost the lock, and the fence refused token {event.token}.{seen} Nothing was "
-        "overwritten: the fence did what it is for.",
-        f"Find out why the holder went on. {_STOP}",
+        "overwritten: this is what the fence is for.",
+        f"Find out why the holder continued. {_STOP}",
         reason=event.reason,
         fence=event.fence,
         silent=None if grant is None else event.at - _heard_at(grant),
@@ -71,8 +71,8 @@ def broken(event: Event, grant: PastGrant | None, highest_token: int) -> Inciden
         "broken",
         grant,
         highest_token,
-        f"{event.actor or 'An operator'} ended this lease. Its holder may go on until its next renewal fails, beside "
-        "the next holder.",
+        f"{event.actor or 'An operator'} ended this lease. Its holder may continue until its next renewal fails, at "
+        "the same time as the next holder.",
         "Check that the holder has stopped. Without a fence at the resource, both may have written.",
         reason=event.why or event.reason,
         actor=event.actor,
@@ -107,7 +107,7 @@ def deadlock(snapshot: Snapshot, found: Deadlock) -> Incident:
         kind="deadlock",
         namespace=snapshot.namespace,
         name=victim.name,
-        meaning=f"{owners} owners wait for each other, and none of them can go on: {found}.",
+        meaning=f"{owners} owners wait for each other, and none of them can continue: {found}.",
         advice=f"Break {victim.name}, token {victim.token}: it is the youngest grant, so the least work is lost. Then "
         "acquire names in one order everywhere, or together with `multilock`.",
         names=sorted({wait.name for wait in found.waits}),

@@ -23,7 +23,7 @@ from leasehold.config import did_you_mean
 from leasehold.core.names import check_namespace, check_prefix
 from leasehold.errors import ConfigError
 from leasehold.fences.token_file import TokenFile
-from leasehold.server.watched import read_toml
+from leasehold.server.watched_files import read_toml
 
 VERBS: Final = ("read", "lock", "break")
 ANY_NAMESPACE: Final = "*"
@@ -177,7 +177,7 @@ def _replace(folder: files.Folder, name: str, entries: Mapping[str, Key], old: o
 
 def _parse(entry: Any) -> Key:
     if not isinstance(entry, dict):
-        raise ConfigError("it is no table")
+        raise ConfigError("it is not a table")
     for word in entry:
         if word not in _FIELDS:
             raise ConfigError(f"unknown word {word!r}{did_you_mean(word, _FIELDS)}; known: {', '.join(_FIELDS)}")

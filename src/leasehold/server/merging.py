@@ -1,4 +1,4 @@
-"""One history out of the histories of several servers. Nothing that is given is changed."""
+"""Merges the histories of several servers. Changes none of its arguments."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def incidents(sources: Iterable[Sequence[Incident]]) -> list[Incident]:
 
 
 def owners(own: list[Owner], others: Sequence[Sequence[Owner]]) -> list[Owner]:
-    """The owners of this server's picture. A server that saw a grant knows its ttl, and therefore an earlier time at
-    which its holder was heard of, than one that guesses it."""
+    """The owners of this server's picture. A server that saw a grant knows its ttl, and therefore when its holder last
+    renewed; another one guesses a later time."""
     if not others:
         return own
     known: dict[tuple[str, str | None, int | None], list[Owner]] = {}

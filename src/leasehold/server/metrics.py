@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from leasehold.server.app import App
 
 _MAX_GROUPS: Final = 100  # pairs of namespace and group; names of others are counted as `other`
-_LOOK_SECONDS: Final = 2.0  # that a scrape waits for the engine
+_PICTURE_SECONDS: Final = 2.0  # that a scrape waits for the engine
 CALL_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
@@ -107,11 +107,11 @@ class ServerMetrics:
         refused = [({"reason": reason}, count) for reason, count in limits.refused.items()]
         yield counter("leasehold_server_shed", "Requests refused by a limit.", *refused)
         failures = [({"reason": reason}, count) for reason, count in self._app.authenticator.failures.items()]
-        yield counter("leasehold_server_auth_failures", "Requests refused for want of a key or right.", *failures)
+        yield counter("leasehold_server_auth_failures", "Requests refused for lack of a key or right.", *failures)
         yield gauge("leasehold_server_breaker_state", "0 closed, 2 open.", (engine, 2 if service.breaker.open else 0))
         results = [({"result": result}, self._app.pictures.results[result]) for result in ("hit", "miss", "stale")]
         yield counter("leasehold_server_cache_requests", "Reads of pictures of locks.", *results)
-        yield gauge("leasehold_server_draining", "1 while the server is about to end.", ({}, int(service.draining)))
+        yield gauge("leasehold_server_draining", "1 while the server is shutting down.", ({}, int(service.draining)))
         for source in self.sources:
             yield from source.families()
 
@@ -125,14 +125,14 @@ class PictureMetrics:
         self._namespaces: list[str] = []
 
     @classmethod
-    async def look(cls, app: App) -> PictureMetrics:
+    async def take(cls, app: App) -> PictureMetrics:
         """Take the pictures that are too old. While the engine is silent there are none: what the server itself counts
         is needed most then, and a scrape must not wait for the engine."""
         made = cls(app)
         made._namespaces = app.pictures.latest_namespaces()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_SECONDS):
-                made._pictures = await app.pictures.look(made._namespaces)
+            async with asyncio.timeout(_PICTURE_SECONDS):
+                made._pictures = await app.pictures.get_many(made._namespaces)
         return made
 
     def families(self) -> Iterable[Family]:
@@ -155,7 +155,7 @@ class PictureMetrics:
             samples = [({**engine, **group._asdict()}, value) for group, value in values.items()]
             yield gauge(name, text, *samples)
         deadlocks = sum(self._app.history.deadlocks(picture.namespace) for picture in self._pictures)
-        yield gauge("leasehold_deadlocks", "Circles of owners that wait for each other.", (engine, deadlocks))
+        yield gauge("leasehold_deadlocks", "Cycles of owners that wait for each other.", (engine, deadlocks))
         ages = self._app.pictures.ages()
         shown = [({"namespace": name}, ages[name]) for name in self._namespaces if name in ages]
         yield gauge("leasehold_server_picture_age_seconds", "Age of the picture of the namespace.", *shown)
@@ -177,5 +177,5 @@ async def metrics(app: App, request: Request) -> Response:
     known_arguments(request)
     sources: list[Source] = [app.metrics]
     if request.caller.may("read", ANY_NAMESPACE, ""):  # labels show namespaces and parts of names
-        sources += [app.metrics.locks, await PictureMetrics.look(app)]
+        sources += [app.metrics.locks, await PictureMetrics.take(app)]
     return Response(200, CONTENT_TYPE, metrics_text(*sources).encode())

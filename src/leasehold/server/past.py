@@ -1,5 +1,5 @@
-"""What a server knows of the past, as the HTTP API shows it and as peers send it to each other. Times are Unix times by
-the clock of the server that saw it; display only."""
+"""The records of a server's history, as the HTTP API has them. Times are Unix times by the clock of the server that saw
+the event, for display only."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class PastGrant(Struct, kw_only=True):
     waited: Annotated[float, Meta(description="Seconds from the acquire to the grant.")]
     queued: bool
     ttl: float
-    expires_at: Annotated[Instant, Meta(description="When it ends, or ended, if no later renewal went another way.")]
+    expires_at: Annotated[Instant, Meta(description="When it expires, or expired, unless it was renewed elsewhere.")]
     partial: Annotated[
         bool,
-        Meta(description="The grant itself went another way: `granted_at` is when it was first heard of."),
+        Meta(description="The grant was made elsewhere: `granted_at` is when a server first saw it."),
     ] = False
     renewals: Annotated[list[Renewal], Meta(description="The latest; `renewed` counts all.")] = field(
         default_factory=list
@@ -74,7 +74,7 @@ class PastGrant(Struct, kw_only=True):
 
 
 class PastWait(Struct, kw_only=True):
-    """One stay in the queue that is over."""
+    """A past wait in the queue."""
 
     fingerprint: str
     holder: str
@@ -87,28 +87,26 @@ class PastWait(Struct, kw_only=True):
 
 
 class Incident(Struct, kw_only=True):
-    """Something that an operator should know, with what it means and what to do."""
+    """An event that needs an operator's attention, with what it means and what to do."""
 
     at: Instant
     kind: IncidentKind
     namespace: str
-    name: Annotated[str, Meta(description="Empty for one of the whole engine.")]
+    name: Annotated[str, Meta(description="Empty if it concerns the whole engine.")]
     meaning: str
     advice: str
     names: Annotated[list[str], Meta(description="All names of a deadlock.")] = field(default_factory=list)
-    token: Annotated[Token | None, Meta(description="Of the grant that it is about.")] = None
-    token_after: Annotated[
-        Token | None, Meta(description="The highest token of the name that was granted by then.")
-    ] = None
+    token: Annotated[Token | None, Meta(description="The token of the grant.")] = None
+    token_after: Annotated[Token | None, Meta(description="The highest token granted for the name by then.")] = None
     holder: str | None = None
     fingerprint: str | None = None
     reason: str | None = None
     actor: str | None = None
     fence: FenceKind | None = None
-    silent: Annotated[float | None, Meta(description="Seconds since the holder was last heard of.")] = None
-    ended_at: Annotated[
-        Instant | None, Meta(description="When the engine answered again, or the deadlock was over.")
-    ] = None
+    silent: Annotated[float | None, Meta(description="Seconds since the holder last acquired or renewed.")] = None
+    ended_at: Annotated[Instant | None, Meta(description="When the engine answered again, or the deadlock ended.")] = (
+        None
+    )
     server: str = ""
 
 
@@ -121,8 +119,10 @@ class Owner(Struct, kw_only=True):
     holds: list[str]  # names
     waits: list[str]
     heard_at: Annotated[Instant | None, Meta(description="When it last acquired or renewed; null: not known.")]
-    quiet: Annotated[bool, Meta(description="It has missed renewals: a lease of it is at risk.")]
-    expires_at: Annotated[Instant | None, Meta(description="When the first of its leases ends unless it renews.")]
+    quiet: Annotated[bool, Meta(description="It has missed renewals: one of its leases is at risk.")]
+    expires_at: Annotated[
+        Instant | None, Meta(description="When the first of its leases expires if it does not renew.")
+    ]
     blocks: Annotated[Count, Meta(description="How many waiters wait for what it holds.")]
     lost: Annotated[Count, Meta(description="Leases that it lost, as far as these servers remember.")]
 
@@ -156,7 +156,7 @@ class Bucket(Struct, kw_only=True):
     holding: Annotated[Count | None, Meta(description="Claims held, by the last picture in that time; null: none.")] = (
         None
     )
-    waiting: Annotated[Count | None, Meta(description="Waiters, the same way.")] = None
+    waiting: Annotated[Count | None, Meta(description="Waiters, by the same picture.")] = None
 
 
 Quantiles: TypeAlias = Annotated[
@@ -165,9 +165,11 @@ Quantiles: TypeAlias = Annotated[
 
 
 class Summary(Struct, kw_only=True):
-    """What was counted for a namespace or for one group of names, and what follows from it."""
+    """Counts of a namespace or of one group of names, and rates and quantiles of them."""
 
-    group: Annotated[str, Meta(description="Names without their ids, as in the metrics. Empty: the whole namespace.")]
+    group: Annotated[
+        str, Meta(description="Names with their ids replaced, as in the metrics. Empty: the whole namespace.")
+    ]
     counts: Counts
     activity: Annotated[list[Count], Meta(description="Acquires in each ten seconds, oldest first.")]
     rate: Annotated[float, Meta(description="Acquires per second.")]

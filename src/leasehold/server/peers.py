@@ -1,11 +1,11 @@
-"""The history of several servers of one engine, put together.
+"""The merged history of several servers of one engine.
 
 Each server knows what went through it. Live state needs no peers: it comes from the engine. So a server asks its peers
 for their part when a reader wants history, merges the answers, and says which peers did not answer.
 
 What peers say is shown and never used for a decision. A peer that does not answer costs a reader at most
-`PEER_SECONDS`, and is not asked again for a moment. A list of peers may contain the server itself, so that all servers
-can have the same list: it recognises its own answers.
+`PEER_SECONDS`, and is not asked again for `PAUSE` seconds. A list of peers may contain the server itself, so that all
+servers can have the same list: it recognises its own answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 PEER_SECONDS: Final = 1.0  # for one answer of a peer
 PAUSE: Final = 2.0  # seconds until a peer that did not answer is asked again
-GOOD_FOR: Final = 1.0  # seconds that an answer is shown
+MAX_ANSWER_AGE: Final = 1.0  # seconds for which an answer is shown
 _MAX_ANSWERS: Final = 100  # kept
 
 _log = logging.getLogger("leasehold.server")
@@ -146,7 +146,7 @@ class Peers:
         return Merged(merging.stats(own, [each.stats for each in answers]), missing)
 
     async def owners(self, picture: Picture, *, local: bool = False) -> Merged[list[Owner]]:
-        """The holders of a picture, with what all servers heard of them."""
+        """The holders of a picture, with what all servers know about them."""
         path = f"/v1/owners?{_query(namespace=picture.namespace)}"
         answers, missing = await self._ask_all(path, schemas.Owners, local)
         return Merged(merging.owners(self._history.owners(picture), [each.owners for each in answers]), missing)
@@ -159,7 +159,7 @@ class Peers:
             return [], []
         now = time.monotonic()
         known = self._answers.get(path)
-        if known is None or now > known[0] + GOOD_FOR:
+        if known is None or now > known[0] + MAX_ANSWER_AGE:
             asking = asyncio.ensure_future(self._ask_now(f"{path}&local=1", kind))
             known = self._answers[path] = (now, asking)
             if len(self._answers) > _MAX_ANSWERS:

@@ -1,13 +1,13 @@
-"""The picture: the last `inspect` of each namespace, kept for looking.
+"""A picture is the answer to the last `inspect` of a namespace, kept for a moment for everything that only reads.
 
-Many readers look at the same namespace: pages of the dashboard, `GET /v1/locks`, `leasehold top`, scrapes of
+Many readers ask for the same namespace: pages of the dashboard, `GET /v1/locks`, `leasehold top`, scrapes of
 `/metrics`. Together they cost the engine at most two inspects a second for each namespace and worker.
 
 No decision is ever made from a picture. It is old when it arrives, so a lock that it shows as held may have been
 released and granted again since. The verbs (attempt, renew, release, break) do not read it: each of them is one atomic
 step at the engine, which compares the claim or the token there. This holds by construction: a `Pictures` can only
 inspect, and `Service`, which has the verbs, does not know it. A token that a person saw in a picture and wants to break
-goes to the engine as a condition; if the lock has moved on since, nothing is broken.
+goes to the engine as a condition; if another grant has the lock by then, nothing is broken.
 
 A picture shows everything that happened before `as_of`. What clients of this server do marks it as outdated, so that a
 caller that lists locks sees its own grant.
@@ -39,7 +39,7 @@ SHOWN_STALE: Final = 10.0  # seconds that a picture is shown while the engine do
 MAX_NAMESPACES: Final = 64  # with a picture
 MAX_KNOWN: Final = 1000  # namespaces
 _LARGE: Final = 1000  # claims; more are worked out on a thread
-MAX_LOOK: Final = 20  # namespaces that a reader of the whole engine looks at
+MAX_READ: Final = 20  # namespaces that a reader of the whole engine gets
 
 Result: TypeAlias = Literal["hit", "miss", "stale"]
 
@@ -80,7 +80,7 @@ class Snapshot:
         self.namespace = namespace
         self.as_of = as_of  # Unix time before the engine was asked: everything before it is shown
         self.holdings = holdings
-        self.owners: list[Owner] | None = None  # kept here by the history, which knows when they were heard of
+        self.owners: list[Owner] | None = None  # kept here by the history, which knows when each last renewed
 
     def prepare(self) -> None:
         """Work everything out. From any thread: for a large namespace it takes too long for the event loop."""
@@ -162,7 +162,7 @@ class Pictures:
 
     def __init__(self, service: Inspects, max_age: float = MAX_AGE) -> None:
         self._service, self._max_age = service, max_age
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the one looked at last is at the end
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the one read last is at the end
         self._known: OrderedDict[str, None] = OrderedDict()  # namespaces that are in use
         self.results: Counter[Result] = Counter()  # of all reads, for metrics
         self.on_taken: Callable[[Snapshot], None] = lambda _snapshot: None
@@ -184,8 +184,8 @@ class Pictures:
             failure = await self._take(namespace, entry)
         return self._shown(entry, result, failure)
 
-    async def look(self, namespaces: Sequence[str]) -> list[Picture]:
-        """The pictures of several namespaces, taken side by side. One that cannot be had is left out."""
+    async def get_many(self, namespaces: Sequence[str]) -> list[Picture]:
+        """The pictures of several namespaces, taken side by side. One that the engine does not give is left out."""
         reads = [self.get(namespace, outdated=True) for namespace in namespaces]
         found = await asyncio.gather(*reads, return_exceptions=True)
         for each in found:
@@ -204,8 +204,8 @@ class Pictures:
         return sorted(self._known)
 
     def latest_namespaces(self) -> list[str]:
-        """Those used last, few enough to look at all of them."""
-        return [name for name, _ in zip(reversed(self._known), range(MAX_LOOK), strict=False)]
+        """Those used last, few enough to read all of them."""
+        return [name for name, _ in zip(reversed(self._known), range(MAX_READ), strict=False)]
 
     def ages(self) -> dict[str, float]:
         """How old the picture of each namespace is that ever had one."""
@@ -220,10 +220,10 @@ class Pictures:
         if entry.taking is None:
             entry.taking = asyncio.get_running_loop().create_task(self._inspect(namespace, entry))
             entry.taking.add_done_callback(_retrieve)
-        task, patience = entry.taking, None
+        task, timeout = entry.taking, None
         if entry.snapshot is not None and self._age(entry) <= SHOWN_STALE:
-            patience = MIN_INTERVAL + self._max_age
-        done, _ = await asyncio.wait({task}, timeout=patience)
+            timeout = MIN_INTERVAL + self._max_age
+        done, _ = await asyncio.wait({task}, timeout=timeout)
         if not done:
             return Unavailable("the engine has not answered yet")
         error = task.exception()
@@ -283,7 +283,7 @@ class Pictures:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Readers get the error of an inspect. If all of them left, it is no news."""
+    """Readers get the error of an inspect. If all of them have left, asyncio must not log it."""
     if not task.cancelled():
         task.exception()
 

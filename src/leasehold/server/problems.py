@@ -1,7 +1,7 @@
 """Every error as a problem document (RFC 9457): what a caller is told, and nothing about the engine's address.
 
-`done: false` in a problem means that the engine was never asked, so the caller owes nothing and may go to another
-server at once. Any other 503 leaves the outcome unknown: repeat the request with the same id, or release.
+`done: false` in a problem means that the engine was never asked, so nothing is pending, and the caller may ask
+another server at once. Any other 503 leaves the outcome unknown: repeat the request with the same id, or release.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ KINDS: Final[dict[str, tuple[tuple[int, ...], str]]] = {
     "unauthorized": ((401,), "The request has no valid credentials"),
     "forbidden": ((403,), "The API key does not permit this"),
     "not-found": ((404,), "There is no such path"),
-    "method-not-allowed": ((405,), "The path has other methods"),
+    "method-not-allowed": ((405,), "The path does not have this method"),
     "moved-on": ((412,), "The lease that was to be broken is over"),
     "slow": ((408,), "The request did not arrive in time"),
     "too-large": ((413, 431), "The request is too large"),
     "too-many": ((429,), "A limit of this API key is reached"),
     "internal": ((500,), "The server failed: this is a bug"),
     "engine-unavailable": ((503,), "The engine did not answer"),
-    "draining": ((503,), "The server is about to end"),
-    "overloaded": ((503,), "The server has too much to do"),
+    "draining": ((503,), "The server is shutting down"),
+    "overloaded": ((503,), "The server is overloaded"),
 }
 
 
@@ -68,9 +68,9 @@ class TooMany(Problem):
 
 
 class Draining(Problem):
-    """The server is about to end. `done=False`: the engine was not asked; otherwise it keeps the claim's position."""
+    """The server is shutting down. `done=False`: the engine was not asked; otherwise it keeps the claim's position."""
 
-    def __init__(self, detail: str = "this server is about to end: ask another one", **fields: Any) -> None:
+    def __init__(self, detail: str = "this server is shutting down: ask another one", **fields: Any) -> None:
         super().__init__("draining", 503, detail, retry_after=RETRY_AFTER, **fields)
 
 

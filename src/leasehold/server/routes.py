@@ -1,4 +1,5 @@
-"""What a server notes of claims: whom to wake or notify, and which requests wait. Nothing here decides who holds."""
+"""What a server records about claims: which client to wake or notify, and which requests wait. Nothing here decides who
+holds a name."""
 
 from __future__ import annotations
 
@@ -16,11 +17,15 @@ T = TypeVar("T")
 # The caller's name and its client id. Both: a client id is public, and a caller must not read another one's wake-ups.
 ClientKey: TypeAlias = tuple[str, str]
 
+# Why a long-poll ended before its answer: its caller closed the connection, a later request with the same id continues
+# with the claim, the claim was released, or the server stops.
+PollEnd: TypeAlias = Literal["hung up", "superseded", "released", "draining"]
+
 _MAX_UNSENT: Final = 10_000
 
 
-class Slot(Protocol):
-    """A place among the waiters that the server admits."""
+class Admission(Protocol):
+    """A waiter that the server's limits count, until `end`."""
 
     def end(self) -> None: ...
 
@@ -38,7 +43,7 @@ class Relay(Protocol):
 
 
 class Stream(Generic[T]):
-    """What is to be sent to one reader. A reader that is too slow must connect again, and look what it has missed."""
+    """What is to be sent to one reader. A reader that is too slow must reconnect, and ask for the current state."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -79,15 +84,15 @@ class Attempts:
 class Route:
     """A queued claim, and the client to wake for it. Without a client: a long-poll's claim, kept for a repetition."""
 
-    __slots__ = ("began", "claim", "client", "expires_at", "heard", "slot", "task", "woken")
+    __slots__ = ("admission", "began", "claim", "client", "expires_at", "had_stream", "task", "woken")
 
     def __init__(self, claim: Claim, client: ClientKey | None, began: float) -> None:
         self.claim, self.client, self.began = claim, client, began
         self.expires_at = 0.0
-        self.heard = False  # the client had a stream here when it attempted
-        self.woken = False  # it was notified since its last attempt
+        self.had_stream = False  # the server could wake the client when it last attempted
+        self.woken = False  # it has been notified since its last attempt
         self.task: asyncio.Task[None] | None = None  # waits for the wake-up
-        self.slot: Slot | None = None
+        self.admission: Admission | None = None
 
 
 class Held:
@@ -105,7 +110,7 @@ class Held:
         return True
 
     def _mark_at_risk(self, why: str) -> None:
-        """Nothing: the client's own renewals tell it."""
+        """Nothing to do: the client learns it from its own renewals."""
 
 
 class Registry(ClaimRegistry):
@@ -129,17 +134,19 @@ class Registry(ClaimRegistry):
 class LongPoll:
     """A request that waits in the queue for its caller. `end` may be called at any time, and stops the waiting."""
 
-    __slots__ = ("_wait", "admit", "claim", "ended", "own_id", "queued", "slot")
+    __slots__ = ("_wait", "admission", "admit", "caller_made_id", "claim", "ended", "queued")
 
-    def __init__(self, claim: Claim, own_id: bool, admit: Callable[[bool], AbstractContextManager[object]]) -> None:
-        self.claim, self.own_id = claim, own_id
+    def __init__(
+        self, claim: Claim, caller_made_id: bool, admit: Callable[[bool], AbstractContextManager[object]]
+    ) -> None:
+        self.claim, self.caller_made_id = claim, caller_made_id
         self.admit = admit  # counts an attempt; raises if the first is one too many
-        self.slot: Slot | None = None  # of the limit on waiters
-        self.ended = ""  # why; empty while it runs
+        self.admission: Admission | None = None  # if it may wait
+        self.ended: PollEnd | None = None  # None while it runs
         self.queued = False  # the claim had to wait
         self._wait: asyncio.Task[None] | None = None
 
-    def end(self, why: str) -> None:
+    def end(self, why: PollEnd) -> None:
         self.ended = self.ended or why
         self.recheck()
 

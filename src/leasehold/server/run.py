@@ -1,6 +1,6 @@
 """Runs the application on uvicorn: sockets, signals, drain, and files that are read again when they change.
 
-SIGTERM and SIGINT drain: streams and long-polls end at once, so that their clients go on at another server, requests
+SIGTERM and SIGINT drain: streams and long-polls end at once, so that their clients continue at another server, requests
 under way are answered, and then the process ends with exit status 0. SIGHUP reads the key file and the certificates
 again, and never ends the process.
 """
@@ -28,7 +28,7 @@ from leasehold import files
 from leasehold.config import EngineConfig
 from leasehold.errors import ConfigError
 from leasehold.server import spans
-from leasehold.server.app import App, Look
+from leasehold.server.app import App, ReadOptions
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
 from leasehold.server.demo import Demo
@@ -48,7 +48,7 @@ _log = logging.getLogger("leasehold.server")
 _BACKLOG: Final = 2048
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
-_REFRESH_INTERVAL: Final = 0.5  # seconds between two looks at the key file and the certificates; two must agree
+_REFRESH_INTERVAL: Final = 0.5  # seconds between two checks of the key file and the certificates; two must agree
 _HANDSHAKE_SECONDS: Final = 5.0  # for TLS
 _OTHER_FILES: Final = 256  # open files that are no connections of callers: the engine's, logs, libraries
 
@@ -186,17 +186,17 @@ async def _serve(
             await asyncio.sleep(_REFRESH_INTERVAL)
             refresh()
             if (found := health.health) is not None:
-                app.history.note_leader(found.has_leader, service.runtime.wall())
+                app.history.record_leader(found.has_leader, service.runtime.wall())
 
     async with contextlib.AsyncExitStack() as stack:
         audit = None
         if settings.audit_file is not None:
             audit = Audit(stack.enter_context(AuditFile(settings.audit_file)), settings.audit_required)
-        look = Look(settings.picture_max_age, _peers(settings), instance)
+        reading = ReadOptions(settings.picture_max_age, _peers(settings), instance)
         traced = None
         if settings.otel:
             traced = stack.enter_context(spans.from_environment(os.environ, service.config.scheme))
-        app = App(service, authenticator, Limits(settings.limits), audit, look, traced)
+        app = App(service, authenticator, Limits(settings.limits), audit, reading, traced)
         config = _uvicorn_config(app, settings)
         config.load()
         if certificates is not None:

@@ -65,7 +65,7 @@ class AcquireBody(Body):
     mode: Mode = "exclusive"
     limit: (
         Annotated[
-            int, Meta(ge=1, le=2**31 - 1, description="So many holders at a time: a semaphore. Left out: a lock.")
+            int, Meta(ge=1, le=2**31 - 1, description="How many holders at a time: a semaphore. Left out: a lock.")
         ]
         | None
     ) = None
@@ -73,7 +73,7 @@ class AcquireBody(Body):
         Seconds, Meta(description="Extra seconds that the engine keeps the name after the lease is lost.")
     ] = 0.0
     min_hold: Annotated[
-        Seconds, Meta(description="Keep the name taken for at least so many seconds, even if released earlier.")
+        Seconds, Meta(description="Seconds for which the name stays taken at least, even if it is released earlier.")
     ] = 0.0
 
 
@@ -180,7 +180,7 @@ class RenewedMany(Struct):
 class Released(Struct):
     released: Annotated[
         bool | None,
-        Meta(description="false: the lease was over before; null: over, and the engine cannot tell which ended it."),
+        Meta(description="false: the lease had ended before; null: it has ended, perhaps by this request."),
     ]
 
 
@@ -210,7 +210,7 @@ class Holding(Struct):
     purpose: str | None
     token: int | None
     acquired_at: Annotated[float | None, Meta(description="Unix time by the server's clock; null: not known.")]
-    expires_in: Annotated[float, Meta(description="Seconds until it ends unless renewed.")]
+    expires_in: Annotated[float, Meta(description="Seconds until it expires if it is not renewed.")]
     state: HoldingState
     mode: Mode
     kind: Kind
@@ -232,13 +232,13 @@ class Locks(Struct):
 
 
 class OfServer(Struct, kw_only=True):
-    """What one server answers, or one for all."""
+    """An answer from one server's history, or from those of all servers."""
 
     missing: Missing = msgspec.field(default_factory=list)
     server: Annotated[str, Meta(description="Names the server that answers, by a text that changes when it restarts.")]
 
     def name_server(self, name: str) -> None:
-        """Note where the records come from: `name`, which is another one's name for the server."""
+        """Mark the records as those of the server `name`, as the receiver calls it."""
 
 
 class Owners(OfServer, kw_only=True):
@@ -248,7 +248,7 @@ class Owners(OfServer, kw_only=True):
 
 
 class NameHistory(OfServer, kw_only=True):
-    """What is known of the past of a name, latest first. It is kept in memory, and only the latest."""
+    """The past of a name, latest first. It is kept in memory, so only the latest is known."""
 
     namespace: str
     name: str

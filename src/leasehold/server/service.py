@@ -1,7 +1,8 @@
 """The verbs over one engine, without HTTP. Every caller of the process shares that engine.
 
 The service keeps nothing that matters. Claims' ids are made by callers, and every verb but `break` is idempotent by id:
-what is noted here is which client to wake for which claim, and the claim's next attempt makes that anew, at any server.
+the service records only which client to wake for which claim, and the claim's next attempt records that again, at any
+server.
 
 Three rules:
 1. The service never ends a grant by itself. A caller whose connection broke may have repeated its request at another
@@ -10,9 +11,10 @@ Three rules:
    id was made here and never sent: no caller can know it.
 2. A release waits for the attempts of the same claim that are under way here, so that it cannot overtake them (E6). It
    ends a long-poll of the claim first: its next attempt would take the name again.
-   A claim is its name and its id: what is noted here for an id under another name, which the caller may not be
-   permitted to lock, stays as it is.
-3. A route lives for 15 s after its claim was last heard of, as the queue entry does (E7): a dead client keeps nothing.
+   A claim is its name and its id: what is recorded here for an id under another name, which the caller may
+   not be permitted to lock, stays as it is.
+3. A route lives for 15 s after the last attempt or renewal of its claim, as the queue entry does (E7): nothing is kept
+   for a dead client.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from leasehold.errors import ConfigError, LeaseholdError, NotSent, Reentered, Un
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.loop import Loop
 from leasehold.server.problems import Draining, invalid
-from leasehold.server.routes import Attempts, ClientKey, Held, LongPoll, Registry, Relay, Route, Slot, Stream
+from leasehold.server.routes import Admission, Attempts, ClientKey, Held, LongPoll, Registry, Relay, Route, Stream
 from leasehold.server.spans import Spans
 
 T = TypeVar("T")
@@ -47,10 +49,10 @@ _log = logging.getLogger("leasehold.server")
 _TICK: Final = 1.0  # seconds between two runs of the background work
 _MAX_BATCH: Final = 500  # heartbeats in one call
 _POLLING_GRACE: Final = 1.0  # seconds that a client without a stream has to attempt again: it polls about every 0.2 s
-_READY_FOR: Final = 1.0  # seconds that an answer to `ping` stays good for /readyz
+_READY_SECONDS: Final = 1.0  # that an answer to `ping` is good for /readyz
 _MIN_CALL_SECONDS: Final = 0.25  # the least that an engine gets for a call, whatever the caller's deadline
-_TELLING_SECONDS: Final = 1.0  # no answer in less time than this says nothing about the engine
-_LAST_RELEASES: Final = 2.0  # seconds that `stop` gives to pending releases
+_CONCLUSIVE_SECONDS: Final = 1.0  # the breaker counts a call without an answer only if it waited for about this long
+_STOP_SECONDS: Final = 2.0  # that `stop` waits for pending releases
 
 
 class Service:
@@ -105,7 +107,7 @@ class Service:
         if under_way:  # not cancelled (rule 1): each has a deadline
             await asyncio.wait(under_way, timeout=self.call_timeout + 1)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_RELEASES):
+            async with asyncio.timeout(_STOP_SECONDS):
                 await self._retry_releases()
         self.registry.closed = True
         await self.engine.close()
@@ -117,7 +119,7 @@ class Service:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def drain(self) -> None:
-        """Refuse new attempts, end streams and long-polls. Callers go on elsewhere: the engine has their positions."""
+        """Refuse new attempts, end streams and long-polls. The engine keeps positions, callers continue elsewhere."""
         self.draining = True
         for stream in list(self.streams.values()):
             stream.push(Moved())
@@ -132,16 +134,20 @@ class Service:
 
     # ----------------------------------------------------------------- verbs
 
-    async def attempt(self, claim: Claim, client: ClientKey, deadline: float, slot: Slot | None = None) -> Grant | Busy:
-        """One attempt of a remote engine. If it queues, the client's stream gets the wake-up, and the claim keeps the
-        slot while it is noted here."""
+    async def attempt(
+        self, claim: Claim, client: ClientKey, deadline: float, admission: Admission | None = None
+    ) -> Grant | Busy:
+        """One attempt of a remote engine. If it queues, the client's stream gets the wake-up, and the claim is
+        counted as a waiter while its route lives."""
         try:
             self._admit(claim)
         except BaseException:
-            _end(slot)
+            _end_admission(admission)
             raise
         self._replace_poll(claim.id_hash)
-        return await self._attempt(claim, deadline, lambda reply: self._route(claim, client, reply, slot), slot)
+        return await self._attempt(
+            claim, deadline, lambda reply: self._route(claim, client, reply, admission), admission
+        )
 
     async def acquire(self, poll: LongPoll, wait: float, latest: float) -> tuple[Grant | Busy, float]:
         """Attempt, wait in the queue for at most `wait` seconds, attempt again. Also says how long after the call the
@@ -164,7 +170,7 @@ class Service:
                         self._remove_route(claim.id_hash)
                         registered = True
                     reply = await self._attempt(
-                        claim, min(deadline, latest), lambda reply: self._note_grant(claim, reply)
+                        claim, min(deadline, latest), lambda reply: self._on_poll_reply(claim, reply)
                     )
                 granted = isinstance(reply, Grant)
                 left = wait_deadline - self.runtime.now()
@@ -175,31 +181,31 @@ class Service:
                 if poll.ended:
                     return reply, asked - began
         finally:
-            if registered and self.polls.get(claim.id_hash) is poll:  # else a later request goes on with the claim
+            if registered and self.polls.get(claim.id_hash) is poll:  # else a later request continues with the claim
                 del self.polls[claim.id_hash]
-                self._leave(poll, granted)
-            _end(poll.slot)
+                self._settle(poll, granted)
+            _end_admission(poll.admission)
 
     def _replace_poll(self, id_hash: str, poll: LongPoll | None = None) -> None:
-        """A later request with the same id goes on with the claim: the poll before it ends, and gives nothing up."""
+        """A later request with the same id continues with the claim: the earlier poll ends, and gives nothing up."""
         if (earlier := self.polls.pop(id_hash, None)) is not None:
             earlier.end("superseded")
         if poll is not None:
             self.polls[id_hash] = poll
 
-    def _leave(self, poll: LongPoll, granted: bool) -> None:
-        """The poll is over. Its queue entry must neither stay for ever nor take a reservation that no caller claims."""
+    def _settle(self, poll: LongPoll, granted: bool) -> None:
+        """The poll has ended. Its queue entry must neither stay for ever nor take a reservation that no caller uses."""
         claim = poll.claim
-        if granted and not (poll.ended == "hung up" and not poll.own_id):
+        if granted and not (poll.ended == "hung up" and not poll.caller_made_id):
             self.registry.remove_waiter(claim.id_hash)
-        elif not poll.own_id and poll.ended != "draining":
-            self._unhold(claim)
+        elif not poll.caller_made_id and poll.ended != "draining":
+            self._remove_grant(claim)
             self.engine.forget(
                 claim._replace(min_hold=NO_MIN_HOLD)
             )  # made here and never sent: no caller can repeat it
         elif claim.queue and poll.ended not in ("draining", "released"):
-            self._watch(claim, None, Busy(), poll.slot)
-            poll.slot = None
+            self._watch(claim, None, Busy(), poll.admission)
+            poll.admission = None
         else:
             self.registry.remove_waiter(claim.id_hash)
 
@@ -221,33 +227,33 @@ class Service:
                 self._disown(claim)
             elif isinstance(reply, Alive):
                 if claim.token:
-                    self._hold(claim, client, reply.ttl)
-                elif (route := self._same(claim, self.routes)) is not None and route.client == client:
+                    self._record_grant(claim, client, reply.ttl)
+                elif (route := self._find(claim, self.routes)) is not None and route.client == client:
                     route.expires_at = self.runtime.now() + timing.WAITER_TTL
         return replies
 
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         """Give up a claim, after its attempts under way (rule 2). Raises Unavailable if those outlast the deadline."""
         deadline = self._bounded(deadline)
-        if claim.id and (poll := self._same(claim, self.polls)) is not None:
+        if claim.id and (poll := self._find(claim, self.polls)) is not None:
             poll.end("released")
-        while (under_way := self._same(claim, self._attempts)) is not None:
+        while (under_way := self._find(claim, self._attempts)) is not None:
             left = deadline - self.runtime.now()
             if left <= 0:
                 raise Unavailable("an attempt of the same claim is still under way")
             await asyncio.wait(set(under_way.tasks), timeout=left)
-        if self._waits_for_another_name(claim) and self._same(claim, self.held) is None:
+        if self._waits_for_another_name(claim) and self._find(claim, self.held) is None:
             return False
         if claim.id:
-            if self._same(claim, self.routes) is not None:
+            if self._find(claim, self.routes) is not None:
                 self._remove_route(claim.id_hash)
-            self._unhold(claim)
+            self._remove_grant(claim)
         return await self._counted("release", partial(self.engine.release, claim), deadline)
 
     async def decline(self, claim: Claim, client: ClientKey, deadline: float) -> bool:
         """A remote engine refuses a reservation: it has no client to notify of it. False for a claim that waits here
         for another client, or does not wait here: a hash of its id, which others may see, must not suffice."""
-        route = self._same(claim, self.routes)
+        route = self._find(claim, self.routes)
         if route is None or route.client != client:
             return False
         return await self._counted("decline", partial(self.engine.decline, claim), deadline)
@@ -269,10 +275,10 @@ class Service:
         """Raise unless this server can serve. Many callers, who need no key, cause one ping a second."""
         if self.draining:
             raise Draining(done=False)
-        if self.runtime.now() < self._pinged_at + _READY_FOR:
+        if self.runtime.now() < self._pinged_at + _READY_SECONDS:
             return
         if self._ping is None or self._ping.done():
-            self._ping = self._loop.create_task(self.ping(self.runtime.now() + _READY_FOR))
+            self._ping = self._loop.create_task(self.ping(self.runtime.now() + _READY_SECONDS))
             self._ping.add_done_callback(_log_failure)
         await asyncio.shield(self._ping)
 
@@ -302,7 +308,7 @@ class Service:
         claim: Claim,
         deadline: float,
         on_reply: Callable[[Grant | Busy], None] | None = None,
-        slot: Slot | None = None,
+        admission: Admission | None = None,
     ) -> Grant | Busy:
         """Ask the engine, in a task of its own: if the caller is cancelled, the attempt still runs to its end (rule 1).
         What follows from the reply happens in that task as well, before a release may pass."""
@@ -320,7 +326,7 @@ class Service:
             if not under_way.tasks and self._attempts.get(claim.id_hash) is under_way:
                 del self._attempts[claim.id_hash]
             if task.cancelled() or task.exception() is not None:  # retrieved, even if the caller is gone
-                _end(slot)
+                _end_admission(admission)
 
         task = self._loop.create_task(attempt())
         under_way = self._attempts.setdefault(claim.id_hash, Attempts(claim))
@@ -355,7 +361,7 @@ class Service:
         return answer
 
     def _bounded(self, deadline: float) -> float:
-        """A caller's patience is short at its own cost: an engine's connection that is given up costs every caller."""
+        """At least `_MIN_CALL_SECONDS` from now: a call that ends early may cost a connection, which callers share."""
         return max(deadline, self.runtime.now() + _MIN_CALL_SECONDS)
 
     def _on_answer(self) -> None:
@@ -366,7 +372,7 @@ class Service:
     def _on_silence(self, error: object, began: float, deadline: float) -> None:
         """Count it, unless the call ended at a deadline that says little about the engine."""
         now = self.runtime.now()
-        if now >= deadline and deadline - began < 0.8 * min(self.call_timeout, _TELLING_SECONDS):
+        if now >= deadline and deadline - began < 0.8 * min(self.call_timeout, _CONCLUSIVE_SECONDS):
             return
         if self.breaker.on_silence(now):
             _log.warning(
@@ -415,7 +421,7 @@ class Service:
         if (stream := self.streams.pop(client, None)) is not None:
             stream.close()
 
-    def hears(self, client: ClientKey) -> bool:
+    def can_wake(self, client: ClientKey) -> bool:
         """Whether this server can wake the client."""
         return client in self.streams or (self.relay is not None and self.relay.knows(client))
 
@@ -430,32 +436,32 @@ class Service:
             return True
         return self.relay is not None and self.relay.notify(client, notification)
 
-    def _route(self, claim: Claim, client: ClientKey, reply: Grant | Busy, slot: Slot | None) -> None:
-        """Note what an attempt of a remote engine means for wake-ups."""
+    def _route(self, claim: Claim, client: ClientKey, reply: Grant | Busy, admission: Admission | None) -> None:
+        """Record what the reply to an attempt of a remote engine means for wake-ups."""
         if isinstance(reply, Busy) and claim.queue and claim.id_hash not in self.polls:
-            self._watch(claim, client, reply, slot)
+            self._watch(claim, client, reply, admission)
             return
-        _end(slot)
+        _end_admission(admission)
         if isinstance(reply, Grant):
             self._remove_route(claim.id_hash)
             self.registry.remove_waiter(claim.id_hash)
-            self._hold(claim, client, reply.ttl)
+            self._record_grant(claim, client, reply.ttl)
 
-    def _note_grant(self, claim: Claim, reply: Grant | Busy) -> None:
+    def _on_poll_reply(self, claim: Claim, reply: Grant | Busy) -> None:
         if isinstance(reply, Grant):
-            self._hold(claim, None, reply.ttl)
+            self._record_grant(claim, None, reply.ttl)
 
-    def _watch(self, claim: Claim, client: ClientKey | None, busy: Busy, slot: Slot | None) -> None:
+    def _watch(self, claim: Claim, client: ClientKey | None, busy: Busy, admission: Admission | None) -> None:
         """Wait for the claim's wake-up, in a task."""
         route = self.routes.get(claim.id_hash)
         if route is None:
             route = self.routes[claim.id_hash] = Route(claim, client, self.runtime.now())
         elif route.client is not None and route.client != client:
             self._unlink(route)
-        if route.slot is not slot:
-            _end(route.slot)
-        route.claim, route.client, route.slot, route.woken = claim, client, slot, False
-        route.heard = client is not None and self.hears(client)
+        if route.admission is not admission:
+            _end_admission(route.admission)
+        route.claim, route.client, route.admission, route.woken = claim, client, admission, False
+        route.had_stream = client is not None and self.can_wake(client)
         route.expires_at = self.runtime.now() + timing.WAITER_TTL
         if client is not None:
             self._routes_of.setdefault(client, set()).add(claim.id_hash)
@@ -482,7 +488,7 @@ class Service:
             if self._notify(client, Wakeup(claim.namespace, claim.name, claim.id_hash)):
                 route.woken = True
                 return
-            if not route.heard:
+            if not route.had_stream:
                 await self.runtime.sleep(_POLLING_GRACE)  # its next attempt ends this task
         await self._decline(claim)
 
@@ -508,9 +514,9 @@ class Service:
     def _decline_unknown(self, claim: Claim) -> None:  # from any thread
         self.call_soon(lambda: self.runtime.spawn(self._decline(claim), "decline of an unknown claim"))
 
-    def _hold(self, claim: Claim, client: ClientKey | None, ttl: float) -> None:
-        """Note a grant until it would end unrenewed: whom to notify of a break, and what to disown then."""
-        held = self._same(claim, self.held)
+    def _record_grant(self, claim: Claim, client: ClientKey | None, ttl: float) -> None:
+        """Record a grant until it would expire unrenewed: whom to notify of a break, and what to disown then."""
+        held = self._find(claim, self.held)
         if held is None and claim.id_hash in self.held:
             return
         if held is None or (client is not None and held.client != client):
@@ -526,8 +532,8 @@ class Service:
         self.registry.held[claim.id_hash] = lambda: held
         return held
 
-    def _unhold(self, claim: Claim) -> None:
-        if self._same(claim, self.held) is not None:
+    def _remove_grant(self, claim: Claim) -> None:
+        if self._find(claim, self.held) is not None:
             del self.held[claim.id_hash]
             self.registry.held.pop(claim.id_hash, None)
 
@@ -535,13 +541,13 @@ class Service:
         if (route := self.routes.pop(id_hash, None)) is not None:
             if route.task is not None:
                 route.task.cancel()
-            _end(route.slot)
+            _end_admission(route.admission)
             self._unlink(route)
 
-    def _same(self, claim: Claim, notes: Mapping[str, N]) -> N | None:
-        """What is noted of this claim. A note of its id under another name is none of it."""
-        noted = notes.get(claim.id_hash)
-        return noted if noted is not None and noted.claim[:2] == claim[:2] else None
+    def _find(self, claim: Claim, entries: Mapping[str, N]) -> N | None:
+        """The claim's entry. An entry with the same id and another name belongs to another claim."""
+        entry = entries.get(claim.id_hash)
+        return entry if entry is not None and entry.claim[:2] == claim[:2] else None
 
     def _waits_for_another_name(self, claim: Claim) -> bool:
         """Whether the id waits here for another name. Engines would forget that waiter: they know it by its id."""
@@ -551,16 +557,16 @@ class Service:
 
     def queued_since(self, claim: Claim) -> float | None:
         """When the claim began to wait here, by an earlier attempt; None: it does not."""
-        route = self._same(claim, self.routes)
+        route = self._find(claim, self.routes)
         return None if route is None else route.began
 
-    def take_slot(self, claim: Claim) -> Slot | None:
-        """The slot of a claim that is known here, for a repetition of its request."""
-        known = self._same(claim, self.routes) or self._same(claim, self.polls)
+    def take_admission(self, claim: Claim) -> Admission | None:
+        """The admission of a claim that waits here, for a repetition of its request."""
+        known = self._find(claim, self.routes) or self._find(claim, self.polls)
         if known is None:
             return None
-        slot, known.slot = known.slot, None
-        return slot
+        admission, known.admission = known.admission, None
+        return admission
 
     def _unlink(self, route: Route) -> None:
         if route.client is not None and (known := self._routes_of.get(route.client)) is not None:
@@ -569,9 +575,9 @@ class Service:
                 del self._routes_of[route.client]
 
     def _disown(self, claim: Claim) -> None:
-        """Note nothing of the claim any more. The engine is not asked: the claim may live on, at another server."""
-        self._unhold(claim)
-        if claim.id_hash in self.routes and self._same(claim, self.routes) is None:
+        """Forget the claim here. The engine is not asked: the claim may go on at another server."""
+        self._remove_grant(claim)
+        if claim.id_hash in self.routes and self._find(claim, self.routes) is None:
             return
         self._remove_route(claim.id_hash)
         if claim.id_hash not in self.polls and claim.id_hash not in self._attempts:
@@ -598,8 +604,8 @@ class Service:
 
     def _disown_expired(self) -> None:
         now = self.runtime.now()
-        noted: list[Route | Held] = [*self.routes.values(), *self.held.values()]
-        for claim in [each.claim for each in noted if each.expires_at <= now]:
+        entries: list[Route | Held] = [*self.routes.values(), *self.held.values()]
+        for claim in [entry.claim for entry in entries if entry.expires_at <= now]:
             self._disown(claim)
 
     async def _retry_releases(self) -> None:
@@ -626,9 +632,9 @@ class Service:
                     poll.recheck()
 
 
-def _end(slot: Slot | None) -> None:
-    if slot is not None:
-        slot.end()
+def _end_admission(admission: Admission | None) -> None:
+    if admission is not None:
+        admission.end()
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from leasehold.config import DEFAULT_URL, URL_VARIABLE, EngineConfig, check_seconds, did_you_mean
 from leasehold.errors import ConfigError
-from leasehold.server.watched import read_toml
+from leasehold.server.watched_files import read_toml
 
 PREFIX: Final = "LEASEHOLD_SERVE_"
 CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
@@ -102,7 +102,7 @@ class Settings:
         return self.keys is not None or (self.tls is not None and self.tls.client_ca is not None)
 
     def warnings(self) -> list[str]:
-        """What is permitted, and is worth a second look."""
+        """Settings that are permitted, and probably not meant."""
         if self.tls is None and self.keys is not None and not all(is_local(address) for address in self.listen):
             return [
                 "API keys cross the network unencrypted unless a proxy in front of this server adds TLS: pass "
@@ -388,7 +388,12 @@ SETTINGS: Final = (
         "key: ?api_key_file=FILE.",
         "URL",
     ),
-    Setting("picture_max_age", _seconds(60), "How old lists of locks may be, which many readers share.", "SECS"),
+    Setting(
+        "picture_max_age",
+        _seconds(60),
+        "Maximum age of a picture: the list of a namespace's locks that all readers share.",
+        "SECS",
+    ),
     Setting("otel", _yes_no, "Export spans with OpenTelemetry, as its variables OTEL_* say.", ""),
     Setting("trace_url", _trace_url, "Address of a trace, for links in the dashboard; {trace} is its id.", "URL"),
 )

@@ -11,7 +11,7 @@ from typing import Any, Final
 from leasehold import files
 from leasehold.errors import ConfigError
 from leasehold.server.settings import TLSFiles
-from leasehold.server.watched import Watched
+from leasehold.server.watched_files import WatchedFiles
 
 _NAMES: Final = ("DNS", "URI")
 
@@ -25,7 +25,7 @@ class Certificates:
     def __init__(self, tls: TLSFiles) -> None:
         self._tls = tls
         paths = [tls.cert, tls.key, *([tls.client_ca] if tls.client_ca else [])]
-        self._watched = Watched("the TLS certificate", paths, self._read)
+        self._watched = WatchedFiles("the TLS certificate", paths, self._read)
         self._current: ssl.SSLContext | None = None
         self._watched.load()
         self.context = self._new_context()

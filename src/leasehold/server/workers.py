@@ -33,7 +33,7 @@ _MAX_BATCH: Final = 49_152  # bytes of events in one datagram
 _BATCH_SECONDS: Final = 0.05
 _MAX_RENEWALS: Final = 25  # of one batch: others show a part of them if there are more than 500 a second
 _MAX_UNSENT: Final = 20_000  # events for a worker that does not read
-_MAX_CATCH_UP: Final = 10.0  # seconds until a worker goes on without the past, if no other sends it
+_MAX_CATCH_UP: Final = 10.0  # seconds until a worker continues without the past, if no other worker sends it
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_PAUSE: Final = 1.0  # seconds before a worker that ended is replaced
 
@@ -63,7 +63,7 @@ class Worker(NamedTuple):
 
 
 class _Message(msgspec.Struct, array_like=True):
-    """What workers tell each other. `what`: hello; opened, closed, notify (streams); events (the feed)."""
+    """A message between workers. `what`: hello; opened, closed, notify (streams); events (the feed)."""
 
     what: str
     worker: int
@@ -82,8 +82,8 @@ class Relay:
         self._past: deque[bytes] = deque(maxlen=_MAX_UNSENT)
         self._count = 0
         self._renewals = 0  # since the last batch
-        self._before_live: list[Any] | None = []  # events until the past is complete; None: it is
-        self._noted: set[tuple[int, ...]] = set()  # of the past
+        self._before_live: list[Any] | None = []  # events until the past is complete; None: it is complete
+        self._seen_past: set[tuple[int, ...]] = set()  # numbers of the events of the past
         self._unsent: dict[int, deque[bytes]] = {}  # by worker
         self._sending: asyncio.TimerHandle | None = None
         self._inbox, self._outboxes = worker.inbox, worker.outboxes
@@ -92,7 +92,7 @@ class Relay:
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
-        self._feed.to_others = self._send_event
+        self._feed.send_to_workers = self._send_event
         self._broadcast("hello", payload=os.getpid())
         asyncio.get_running_loop().call_later(_MAX_CATCH_UP, self._begin_live)
 
@@ -141,7 +141,7 @@ class Relay:
             self._sending = asyncio.get_running_loop().call_later(_BATCH_SECONDS, self._send_events)
 
     def _send_events(self) -> None:
-        """Send what fits into one datagram to each worker. What one does not take now is sent later."""
+        """Send what fits into one datagram to each worker. What a worker does not accept now is sent later."""
         self._sending, self._renewals = None, 0
         for worker, unsent in self._unsent.items():
             size = 0
@@ -164,22 +164,22 @@ class Relay:
                 if each == os.getpid():
                     self._begin_live()
             elif self._before_live is None:
-                self._note(each)
+                self._record(each)
             else:
                 self._before_live.append(each)
 
     def _begin_live(self) -> None:
-        """Note the events of the past, in order, and from now on each as it comes."""
+        """Record the events of the past, in order, and from now on each event as it arrives."""
         waiting, self._before_live = self._before_live, None
         for each in sorted(waiting or (), key=lambda each: each[2 + Event._fields.index("at")]):
-            self._note(each)
-            self._noted.add(tuple(each[0]))
-        asyncio.get_running_loop().call_later(_MAX_CATCH_UP, self._noted.clear)
+            self._record(each)
+            self._seen_past.add(tuple(each[0]))
+        asyncio.get_running_loop().call_later(_MAX_CATCH_UP, self._seen_past.clear)
 
-    def _note(self, received: list[Any]) -> None:
-        """Note an event, unless it has come already, among those of the past."""
+    def _record(self, received: list[Any]) -> None:
+        """Record an event, unless it has already arrived among those of the past."""
         number, trace, *fields = received
-        if tuple(number) not in self._noted:
+        if tuple(number) not in self._seen_past:
             self._past.append(msgspec.json.encode(received))
             self._feed.pass_on_here(Event(*fields), trace)
 
@@ -198,7 +198,7 @@ class Relay:
         return True
 
     def _receive(self) -> None:
-        for _ in range(100):  # then other work has its turn
+        for _ in range(100):  # then let other work run
             try:
                 message = self._decoder.decode(self._inbox.recv(_MAX_DATAGRAM))
             except BlockingIOError:

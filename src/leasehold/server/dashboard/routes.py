@@ -24,10 +24,10 @@ from leasehold.server.dashboard.look import DAY, NO_PAST, Look, Memory, latest
 from leasehold.server.dashboard.overview import overview
 from leasehold.server.dashboard.stream import Rendered, Streams
 from leasehold.server.keys import ANY_NAMESPACE
-from leasehold.server.looking import may_see
 from leasehold.server.messages import EventStream, Request, Response, checked, read_query
 from leasehold.server.picture import Picture, Snapshot
 from leasehold.server.problems import Draining, Forbidden, Problem
+from leasehold.server.queries import may_see
 from leasehold.telemetry.audit.chain import Record
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Tabs that show the same to callers with the same rights share a channel, which renders at most twice a second, and only
 while a tab takes frames. Nothing is queued: a tab takes what changed since its last frame, each part once, when its
 connection has room. A tab that was too slow, or is behind by more than 256 kB, gets `resync` instead and loads the page
-again. `drain` says that the server is about to end.
+again. `drain` says that the server is shutting down.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Tab:
         return b"event: resync\ndata:\n\n"
 
     def end(self) -> None:
-        """The server is about to end."""
+        """The server is shutting down."""
         self._drained = True
         self._ending.set()
 

@@ -1,4 +1,4 @@
-"""The routes that show and change nothing: locks, owners, history, incidents, statistics.
+"""The routes that only read: locks, owners, history, incidents, statistics.
 
 Each shows only what its caller may read: names of one namespace, or those that begin with a prefix.
 """
@@ -30,7 +30,7 @@ _HOUR: Final = BUCKET_SECONDS * BUCKETS
 async def owners(app: App, request: Request) -> Response:
     """The holders of a namespace, those gone quiet first."""
     arguments = known_arguments(request, "namespace", "prefix", "local")
-    namespace, prefix = _read_place(arguments)
+    namespace, prefix = _read_scope(arguments)
     request.allow_reading(namespace, prefix, exact=False)
     with app.limits.call(request.caller, "read", namespace):
         picture = (await app.pictures.get(namespace, outdated=True)).with_prefix(prefix)
@@ -62,22 +62,22 @@ async def history(app: App, request: Request) -> Response:
 
 
 async def incidents(app: App, request: Request) -> Response:
-    """What an operator should know, latest first. Without a namespace: of all names that the caller may read."""
+    """Incidents, latest first. Without a namespace: of all names that the caller may read."""
     arguments = known_arguments(request, "namespace", "prefix", "limit", "local")
-    namespace, prefix = _read_place(arguments)
+    namespace, prefix = _read_scope(arguments)
     limit, everywhere = _read_limit(arguments.get("limit")), "namespace" not in arguments and not prefix
     if not everywhere:
         request.allow_reading(namespace, prefix, exact=False)
     with app.limits.call(request.caller, "read"):
-        await app.pictures.look(app.pictures.latest_namespaces() if everywhere else [namespace])  # finds deadlocks
+        await app.pictures.get_many(app.pictures.latest_namespaces() if everywhere else [namespace])  # finds deadlocks
         found, missing = await app.peers.incidents(None if everywhere else namespace, local=_flag(arguments, "local"))
     shown = [each for each in found if may_see(request.caller, each) and each.name.startswith(prefix)]
     return json_response(schemas.Incidents(incidents=shown[:limit], missing=missing, server=app.peers.instance))
 
 
 def may_see(caller: Caller, incident: Incident) -> bool:
-    """Those of the whole engine, which have no name, are for callers that may read every name; a deadlock is for those
-    that may read all its names, because its text has them."""
+    """Incidents of the whole engine, which have no name, are for callers that may read every name. A deadlock is for
+    those that may read all its names, because its text has them."""
     if not incident.name:
         return caller.may_list(ANY_NAMESPACE, "")
     return all(caller.may("read", incident.namespace, name) for name in (incident.name, *incident.names))
@@ -95,7 +95,7 @@ async def stats(app: App, request: Request) -> Response:
     return json_response(schemas.StatsAnswer(stats=found, missing=missing, server=app.peers.instance))
 
 
-def _read_place(arguments: Mapping[str, str]) -> tuple[str, str]:
+def _read_scope(arguments: Mapping[str, str]) -> tuple[str, str]:
     with checked():
         return check_namespace(arguments.get("namespace", "")), check_prefix(arguments.get("prefix", ""))
 
@@ -153,7 +153,7 @@ def _read_cursor(text: str | None) -> tuple[str, int] | None:
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(text.encode()), type=tuple[str, int])
     except (ValueError, msgspec.DecodeError):
-        raise invalid("cursor must be one that an earlier answer had", 400) from None
+        raise invalid("cursor must come from an earlier answer", 400) from None
 
 
 def _page(

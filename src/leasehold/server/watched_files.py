@@ -15,17 +15,17 @@ from leasehold.errors import ConfigError
 
 logger = logging.getLogger("leasehold.server.files")
 
-# Reads the files and returns what puts them in force. Nothing has changed if it raises.
-Read: TypeAlias = Callable[[Sequence[Path]], Callable[[], None]]
+# Reads the files and returns a function that puts them in force. If it raises, nothing has changed.
+ReadFiles: TypeAlias = Callable[[Sequence[Path]], Callable[[], None]]
 _Version: TypeAlias = tuple[tuple[int, ...] | None, ...]
 
 
-class Watched:
-    """Some files that belong together. What cannot be read leaves in force what was read before."""
+class WatchedFiles:
+    """Some files that belong together. If they cannot be read, what was read before stays in force."""
 
-    def __init__(self, what: str, paths: Sequence[Path], read: Read) -> None:
+    def __init__(self, what: str, paths: Sequence[Path], read: ReadFiles) -> None:
         self._what, self._paths, self._read = what, tuple(paths), read
-        self._version: _Version | None = None  # that was read
+        self._version: _Version | None = None  # in force, or failed
         self._seen: _Version | None = None
 
     def load(self) -> None:
@@ -38,8 +38,8 @@ class Watched:
         self._version = self._seen = version
 
     def refresh(self, *, force: bool = False) -> None:
-        """Read them again if they have changed, and not since the call before; `force`: in any case. Never raises: the
-        timer that calls this must go on."""
+        """Read them again if they have changed, but not since the last call; `force`: in any case. Never raises: the
+        timer that calls this must continue."""
         version = self._current_version()
         settled, self._seen = version == self._seen, version
         if not force and (version == self._version or not settled):
@@ -49,7 +49,7 @@ class Watched:
             self._read(self._paths)()
         except (OSError, ConfigError) as error:
             logger.error("%s cannot be read, so the old content stays in force: %s", self._what, _text(error))
-        except Exception:  # a bug: the server must go on with what it has
+        except Exception:  # a bug: the server must continue with what it has
             logger.exception("%s cannot be read, so the old content stays in force", self._what)
         else:
             logger.info("%s has been read again", self._what)
@@ -59,7 +59,7 @@ class Watched:
 
 
 def read_toml(path: Path, most: int) -> dict[str, Any]:
-    """What a TOML file of at most `most` bytes has. Raises ConfigError; OSError if it cannot be read."""
+    """The content of a TOML file of at most `most` bytes. Raises ConfigError; OSError if it cannot be read."""
     content = files.read_file(str(path), most)
     try:
         return tomllib.loads(content.decode())
