@@ -43,7 +43,7 @@ class Waiter:
         async def noting_attempt(claim, deadline):
             was_active = engine._listener.active and engine._servers.current.index == 1
             reply = await attempt(claim, deadline)
-            self.attached = was_active and claim.queue and claim.id_hash not in engine._unheard
+            self.attached = was_active and claim.queue and claim.id_hash not in engine._polling
             return reply
 
         engine.attempt = noting_attempt

@@ -137,7 +137,7 @@ def test_waiter_polls_if_its_server_cannot_wake_it(driver, start_server):
     assert wait(driver, claim, 60.0) < 30
     server.script = queued
     driver.attempt(claim)
-    assert claim.id_hash not in driver.engine._unheard
+    assert claim.id_hash not in driver.engine._polling
 
 
 def test_waiters_far_back_poll_less_often(driver, start_server):

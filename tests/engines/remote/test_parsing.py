@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.engines.remote.parsing import (
-    BEAT,
+    KEEP_ALIVE,
     MAX_BODY,
     MAX_EVENT,
     MAX_HEAD,
@@ -63,7 +63,7 @@ def test_events_are_the_same_however_they_are_cut(cuts):
     stream = STREAM + b"".join(chunk(piece) for piece in pieces(body, cuts) if piece)
     found = read(StreamParser(), *pieces(stream, cuts))
     assert found[0] == Response(200, b"", is_stream=True)
-    assert found[1:] == [BEAT, b"[1]", b"[2,\n3]", b"[4]"]
+    assert found[1:] == [KEEP_ALIVE, b"[1]", b"[2,\n3]", b"[4]"]
 
 
 def test_stream_without_chunks_ends_with_its_connection():

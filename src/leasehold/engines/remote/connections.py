@@ -25,7 +25,7 @@ from leasehold.runtime.net.blocking import SocketStream, connect_blocking
 from leasehold.runtime.net.event_loop import LoopStream, connect_in_loop
 
 _MAX_IDLE: Final = 64  # unused connections that are kept, per server
-_MAX_LINES: Final = 8  # connections of a loop to one server
+_MAX_CONNECTIONS: Final = 8  # of a loop to one server
 _MAX_BATCH: Final = 128  # calls of one request
 
 
@@ -115,7 +115,7 @@ class _Entry:
         self.signal.set()
 
 
-class _Lines:
+class _Pool:
     """The connections of a loop to one server."""
 
     def __init__(self) -> None:
@@ -129,51 +129,51 @@ class LoopConnections:
 
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, engine: str) -> None:
         self._runtime, self._registry, self._engine = runtime, registry, engine
-        self._lines: dict[Server, _Lines] = {}
+        self._pools: dict[Server, _Pool] = {}
         self._all: dict[LoopStream, ResponseParser] = {}
 
     async def call(self, server: Server, call: Json, deadline: float, reuse: bool = True) -> Json:
-        lines = self._lines.setdefault(server, _Lines()) if reuse else _Lines()
+        pool = self._pools.setdefault(server, _Pool()) if reuse else _Pool()
         while True:
             entry = _Entry(call, deadline, self._runtime.signal())
             try:
-                await self._send(server, lines, entry)
+                await self._send(server, pool, entry)
                 if not await entry.signal.wait(deadline - self._runtime.now()):
                     raise TimeoutError("no reply in time")
             finally:
                 entry.abandoned = True
                 if not reuse:
-                    self._close_idle(lines)
+                    self._close_idle(pool)
             if isinstance(entry.result, Exception):
                 raise copy(entry.result) from entry.result  # other calls of the same request raise it too
             if entry.result is not None:
                 return entry.result
 
-    async def _send(self, server: Server, lines: _Lines, entry: _Entry) -> None:
+    async def _send(self, server: Server, pool: _Pool, entry: _Entry) -> None:
         """Send the call, or leave it in the queue for the next connection that is free."""
-        while lines.idle:
-            stream = lines.idle.pop()
+        while pool.idle:
+            stream = pool.idle.pop()
             if stream.usable:
-                self._post(server, lines, stream, [entry], is_new=False)
+                self._post(server, pool, stream, [entry], is_new=False)
                 return
-            self._lose(lines, stream)
-        if lines.count >= _MAX_LINES:
-            lines.queue.append(entry)
+            self._lose(pool, stream)
+        if pool.count >= _MAX_CONNECTIONS:
+            pool.queue.append(entry)
             return
-        lines.count += 1
+        pool.count += 1
         try:
             parser = ResponseParser()
             stream = await connect_in_loop(server.address, server.tls, parser, self._runtime.now, entry.deadline)
         except BaseException as error:
-            lines.count -= 1
-            self._release_queue(lines)
+            pool.count -= 1
+            self._release_queue(pool)
             if isinstance(error, OSError):
                 _raise_not_connected(error)
             raise
         self._all[stream] = parser
-        self._post(server, lines, stream, [entry], is_new=True)
+        self._post(server, pool, stream, [entry], is_new=True)
 
-    def _post(self, server: Server, lines: _Lines, stream: LoopStream, entries: list[_Entry], is_new: bool) -> None:
+    def _post(self, server: Server, pool: _Pool, stream: LoopStream, entries: list[_Entry], is_new: bool) -> None:
         now = self._runtime.now()
         deadline = max(entry.deadline for entry in entries)
         calls = [
@@ -187,7 +187,7 @@ class LoopConnections:
             parser.max_body = _max_body(calls)
 
         def on_reply(reply: Response | BaseException) -> None:
-            self._finish(server, lines, stream, entries, reply, is_new)
+            self._finish(server, pool, stream, entries, reply, is_new)
 
         if not stream.post(server.calls_request(self._registry.client_id, calls, deadline - now), deadline, on_reply):
             on_reply(ConnectionResetError("the connection is closed"))
@@ -195,7 +195,7 @@ class LoopConnections:
     def _finish(
         self,
         server: Server,
-        lines: _Lines,
+        pool: _Pool,
         stream: LoopStream,
         entries: list[_Entry],
         reply: Response | BaseException,
@@ -214,51 +214,51 @@ class LoopConnections:
         for number, entry in enumerate(entries):
             entry.finish(results if isinstance(results, Exception) else results[number])
         if isinstance(reply, Response) and not reply.closing and stream.usable:
-            lines.idle.append(stream)
+            pool.idle.append(stream)
         else:
-            self._lose(lines, stream)
-        self._send_queued(server, lines)
+            self._lose(pool, stream)
+        self._send_queued(server, pool)
 
-    def _send_queued(self, server: Server, lines: _Lines) -> None:
-        while lines.queue and lines.idle:
+    def _send_queued(self, server: Server, pool: _Pool) -> None:
+        while pool.queue and pool.idle:
             entries: list[_Entry] = []
-            while lines.queue and len(entries) < _MAX_BATCH:
-                entry = lines.queue.popleft()
+            while pool.queue and len(entries) < _MAX_BATCH:
+                entry = pool.queue.popleft()
                 if not entry.abandoned:
                     entries.append(entry)
             if entries:
-                self._post(server, lines, lines.idle.pop(), entries, is_new=False)
-        self._release_queue(lines)
+                self._post(server, pool, pool.idle.pop(), entries, is_new=False)
+        self._release_queue(pool)
 
-    def _release_queue(self, lines: _Lines) -> None:
+    def _release_queue(self, pool: _Pool) -> None:
         """Connections were lost: let as many queued calls open new ones."""
-        missing = 0 if lines.idle else _MAX_LINES - lines.count
-        while lines.queue and missing > 0:
-            entry = lines.queue.popleft()
+        missing = 0 if pool.idle else _MAX_CONNECTIONS - pool.count
+        while pool.queue and missing > 0:
+            entry = pool.queue.popleft()
             if not entry.abandoned:
                 entry.finish(None)
                 missing -= 1
 
-    def _lose(self, lines: _Lines, stream: LoopStream) -> None:
-        lines.count -= 1
+    def _lose(self, pool: _Pool, stream: LoopStream) -> None:
+        pool.count -= 1
         self._all.pop(stream, None)
         stream.close()
 
-    def _close_idle(self, lines: _Lines) -> None:
-        while lines.idle:
-            self._lose(lines, lines.idle.pop())
+    def _close_idle(self, pool: _Pool) -> None:
+        while pool.idle:
+            self._lose(pool, pool.idle.pop())
 
     def close(self) -> None:
         for stream in list(self._all):
             stream.close()
         self._all.clear()
-        self._lines.clear()
+        self._pools.clear()
 
     def after_fork(self) -> None:
         for stream in self._all:
             stream.after_fork()
         self._all.clear()
-        self._lines.clear()
+        self._pools.clear()
 
 
 def new_connections(runtime: Runtime, registry: ClaimRegistry, engine: str) -> Connections:

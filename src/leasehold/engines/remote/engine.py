@@ -42,7 +42,7 @@ class RemoteEngine:
         self._servers, self._listener = shared
         self._connections = new_connections(runtime, registry, scheme)
         self._failover = Failover(self._servers, self._connections, runtime, scheme)
-        self._unheard: set[str] = set()  # id hashes of waiters that their server cannot wake
+        self._polling: set[str] = set()  # id hashes of waiters that their server cannot wake, so they poll
         registry.engines.add(self)
 
     @property
@@ -71,16 +71,16 @@ class RemoteEngine:
             body[tracing.HEADER] = parent  # one request may have calls of several traces
         answer = await self._ask(Call(body, deadline, retry_until=retry_until), wire.attempt_from_json)
         if isinstance(answer, Grant):
-            self._unheard.discard(claim.id_hash)
+            self._polling.discard(claim.id_hash)
             if not listener.active:  # for `traits.break_notice`
                 await listener.wait_active(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
             return answer
-        (self._unheard.discard if answer.heard else self._unheard.add)(claim.id_hash)
+        (self._polling.discard if answer.can_wake else self._polling.add)(claim.id_hash)
         return answer.busy
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            polls = not self._listener.active or claim.id_hash in self._unheard
+            polls = not self._listener.active or claim.id_hash in self._polling
             # The server re-checks when the holder's grant ends, and then wakes the head of the queue.
             await wait_for_wakeup(self._runtime, waiter, Busy(None, busy.position), seconds, polls=polls)
 
@@ -97,7 +97,7 @@ class RemoteEngine:
 
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         self._registry.remove_waiter(claim.id_hash)
-        self._unheard.discard(claim.id_hash)
+        self._polling.discard(claim.id_hash)
         try:
             reply = await self._failover.ask(Call({"do": "release", "claim": self._claim(claim)}, deadline))
             ended = wire.flag_from_json(reply.answer)
@@ -124,11 +124,11 @@ class RemoteEngine:
     def forget(self, claim: Claim) -> None:
         self._registry.retry_release(claim)  # first: an interrupt must not lose it
         self._registry.remove_waiter(claim.id_hash)
-        self._unheard.discard(claim.id_hash)
+        self._polling.discard(claim.id_hash)
 
     def disown(self, claim: Claim) -> None:
         self._registry.disown_waiter(claim.id_hash)
-        self._unheard.discard(claim.id_hash)
+        self._polling.discard(claim.id_hash)
 
     def after_fork(self) -> None:
         self._connections.after_fork()

@@ -16,7 +16,7 @@ from weakref import ref
 from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, backoff
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.remote import wire
-from leasehold.engines.remote.parsing import BEAT, Response, StreamParser
+from leasehold.engines.remote.parsing import KEEP_ALIVE, Response, StreamParser
 from leasehold.engines.remote.servers import Server, Servers, read_answers
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
@@ -130,7 +130,7 @@ class Listener:
             while not stop_flag and self._registry_ref() is not None and self._servers.current is server:
                 # A server sends something every HEARTBEAT_INTERVAL.
                 event = stream.listen(HEARTBEAT_INTERVAL + self._call_timeout)
-                if event != BEAT:
+                if event != KEEP_ALIVE:
                     for notification in wire.notifications_from_json(wire.decode(event)):
                         self._on_notification(notification, server)
         finally:
@@ -157,10 +157,10 @@ class Listener:
                 registry.on_notification("broken", id_hash, 0.0, None)
             case wire.Moved():
                 self._servers.leave(server)
-                raise ConnectionResetError("the server drains")
+                raise ConnectionResetError("the server is shutting down")
 
     def _release_attempts(self) -> None:
-        """Let the attempts go on that wait for the stream."""
+        """Let the attempts continue that wait for the stream."""
         waiters, self._waiters = self._waiters, []
         for signal in waiters:
             signal.set()

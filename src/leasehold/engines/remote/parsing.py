@@ -2,8 +2,8 @@
 complete.
 
 A server, or a proxy before it, may send anything. So everything has a limit, and a response that leaves any doubt where
-it ends is refused: its connection is closed, and the call has no answer (E5). Deadlines are the connection's affair: it
-stops waiting however slowly the bytes arrive.
+it ends is refused: its connection is closed, and the call has no answer (E5). The connection keeps the
+deadline, however slowly the bytes arrive.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _MAX_INTERIM: Final = 8  # responses such as 100 Continue before the final one
 _MAX_CHUNK_LINE: Final = 256
 _EVENT_STREAM: Final = b"text/event-stream"
 
-BEAT: Final = b""  # instead of an event: a comment, which only shows that the connection works
+KEEP_ALIVE: Final = b""  # instead of an event: a comment, which only shows that the connection works
 
 
 class Response(NamedTuple):
     status: int
-    body: bytes  # empty at the begin of a stream
+    body: bytes  # empty if events follow
     closing: bool = False  # the server closes the connection after this
     is_stream: bool = False  # events follow
 
@@ -48,8 +48,8 @@ class ResponseParser:
 
     @property
     def idle(self) -> bool:
-        """No byte of a further response has arrived. Else the server is out of step, and the connection must be
-        closed."""
+        """No byte of a further response has arrived. Otherwise the server sent what was not asked for, and the
+        connection must be closed."""
         return not self._buffer and self._head is None
 
     def feed(self, data: bytes, /) -> None:
@@ -93,12 +93,12 @@ class ResponseParser:
 
 
 class StreamParser(ResponseParser):
-    """One response whose body is a stream of events: first the `Response`, then the data of each event, or `BEAT`. A
-    response of another kind comes whole."""
+    """One response whose body is a stream of events: first the `Response`, then the data of each event, or
+    `KEEP_ALIVE`. A response of another kind is returned whole."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._events: _Body | None = None  # the stream has begun
+        self._events: _Body | None = None  # not None: the stream has begun
         self._scanned = 0  # the text up to here has no end of an event
 
     def _next(self) -> Response | bytes | bool:

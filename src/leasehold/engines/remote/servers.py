@@ -38,7 +38,7 @@ from leasehold.runtime.net.blocking import SocketAddress
 
 # Until a server has said what the engine behind it promises. A lock that needs more is refused by the server.
 BEST_TRAITS: Final = Traits(survives="minority")
-_DOUBT_INTERVAL: Final = 1.0  # seconds between two moves away from servers whose engine does not answer them
+_DOUBT_INTERVAL: Final = 1.0  # seconds between two moves to another server because of `Unavailable` (`doubt`)
 
 
 class NotConnected(OSError):

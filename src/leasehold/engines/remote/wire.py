@@ -12,14 +12,16 @@ does not know are ignored, so a newer server may add some.
                                {"do": "break", "namespace": "", "name": "orders/42", "token": 41},
                                {"do": "inspect", "namespace": "", "prefix": "orders/", "exact": false}, {"do": "ping"}]
     answers    [{"grant": [token, ttl, slot]}
-                {"busy": [left, position, token, holder], "heard": true}   false: this server cannot wake this client
+                {"busy": [left, position, token, holder], "heard": true}   whether this server can wake this client
                 {"renewed": [{"alive": [ttl, position]}, {"gone": "expired"}, {"problem": PROBLEM}]}
                 {"value": true}      release (true, false, null), break and decline
                 {"value": [HOLDING, ...]}    inspect      {"value": TRAITS}    ping
                 {"problem": PROBLEM}]
     stream     GET /v1/stream: events whose data is a list of
-               {"hello": {"traits": TRAITS}}   {"wakeup": id_hash, "namespace": "", "name": "orders/42"}
-               {"lost": id_hash}   {"moved": true}
+               {"hello": {"traits": TRAITS}}   the stream works
+               {"wakeup": id_hash, "namespace": "", "name": "orders/42"}   attempt again
+               {"lost": id_hash}              an operator broke this grant
+               {"moved": true}                the server is shutting down: connect to another one
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circ
 
 
 class Malformed(ConfigError):
-    """A JSON value is not what the protocol says at this place. The text shows nothing of the value."""
+    """A JSON value does not have the shape that the protocol requires here. The text shows nothing of the value."""
 
 
 def encode(value: object) -> bytes:
@@ -203,7 +205,7 @@ class Queued(NamedTuple):
     """The answer to an attempt that was not granted."""
 
     busy: Busy
-    heard: bool  # the server that answered can wake this client
+    can_wake: bool  # `heard` on the wire: the server that answered can wake this client
 
 
 def attempt_from_json(value: object) -> Grant | Queued:
@@ -339,7 +341,7 @@ def traits_from_json(value: object) -> Traits:
 
 
 class Hello(NamedTuple):
-    """The stream works: wake-ups reach this client from now on."""
+    """The first notification of a stream: wake-ups reach this client from now on."""
 
     traits: Traits
 
@@ -359,7 +361,7 @@ class Lost(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The server drains: go on at another one."""
+    """The server is shutting down: the client must connect to another one."""
 
 
 Notification: TypeAlias = Hello | Wakeup | Lost | Moved
