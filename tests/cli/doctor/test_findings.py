@@ -1,4 +1,4 @@
-"""How `leasehold doctor` judges what it has read: a row per planted fault, and a healthy set-up without findings."""
+"""How `leasehold doctor` judges what it has read: a row per planted fault, and a healthy engine without findings."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 
 from leasehold.cli.doctor import host
 from leasehold.cli.doctor.findings import Finding, worst
+from leasehold.cli.doctor.real_lock import describe_promises
 from leasehold.cli.doctor.servers import check_servers
-from leasehold.cli.doctor.trial import describe_promises
 from leasehold.engines.probe import Finding as Setting
 from leasehold.engines.probe import Health, MemberHealth, Storage
 from leasehold.model import Traits

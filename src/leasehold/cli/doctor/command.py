@@ -1,4 +1,4 @@
-"""`leasehold doctor`: check an engine's set-up."""
+"""`leasehold doctor`: check the configuration of an engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from leasehold.blocking import Client
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.doctor import host, servers, trial
+from leasehold.cli.doctor import host, real_lock, servers
 from leasehold.cli.doctor.findings import SEVERITIES, Finding, worst
 from leasehold.cli.help import Command
 from leasehold.core.texts import escape
@@ -36,7 +36,7 @@ class _DoctorCommand(Command):
 
 @click.command(
     "doctor",
-    short_help="Find what is unsafe about an engine's set-up.",
+    short_help="Find what is unsafe about an engine's configuration.",
     cls=_DoctorCommand,
     examples=EXAMPLES,
     codes=(exit_codes.CONFIG,),
@@ -44,13 +44,13 @@ class _DoctorCommand(Command):
 @click.option("--strict", is_flag=True, help="Exit 1 for notes as well.")
 @pass_console
 def doctor(console: Console, strict: bool) -> int:
-    """Find what is unsafe about an engine's set-up, and say what mends it.
+    """Find what is unsafe about an engine's configuration, and how to fix it.
 
-    Probes the engine's servers (settings, storage, quorum, replication, clocks), then takes, renews, hands over and
-    breaks a real lock in a namespace of its own, which it leaves empty. Nothing else is written.
+    Probes the engine's servers (settings, storage, quorum, replication, clocks), then acquires, renews, hands over
+    and breaks a real lock in a namespace of its own, which it leaves empty. Nothing else is written.
 
-    Each finding has a severity (`ok`, `note`, `warning` or `danger`), the promise that it touches (E1 to E9: `leasehold
-    docs guarantees`), and what to do. Six set-ups that have cost others their data have names: single-redis-as-truth,
+    Each finding has a severity (`ok`, `note`, `warning` or `danger`), the promise that it affects (E1 to E9: `leasehold
+    docs guarantees`), and what to do. Six mistakes that have cost others their data have names: single-redis-as-truth,
     no-ttl, no-owner-check, client-clock, no-monitoring, never-tested.
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
@@ -74,7 +74,7 @@ def _examine(client: Client) -> Iterator[Finding]:
     try:
         state = run_sync(health(config, runtime, runtime.now() + _SECONDS))
     except Unsupported:
-        yield Finding("reachable", "note", f"{config.scheme}:// has no health probe", "only a lock is tried")
+        yield Finding("reachable", "note", f"{config.scheme}:// has no health probe", "only a real lock is tested")
     else:
         yield from servers.check_servers(state, config.scheme)
         if config.scheme == "sqlite" and state.members and os.path.exists(_MOUNTS):
@@ -83,8 +83,8 @@ def _examine(client: Client) -> Iterator[Finding]:
         if not state.up:
             return
     yield host.check_clock(host.clock_state())
-    yield from trial.check_lifetimes(client)
-    yield from trial.try_lock(config.url, runtime)
+    yield from real_lock.check_lifetimes(client)
+    yield from real_lock.try_lock(config.url, runtime)
 
 
 def _print(console: Console, finding: Finding) -> None:

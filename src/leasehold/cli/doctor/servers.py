@@ -43,7 +43,7 @@ def _check_up(health: Health) -> Finding:
         "reachable",
         "danger",
         health.error or "the engine cannot grant locks",
-        "check the URL and its credentials, the network and the servers: no lock is granted until this is mended",
+        "check the URL and its credentials, the network and the servers: no lock is granted until this is fixed",
         "E5",
     )
 
@@ -134,7 +134,7 @@ def _check_member(health: Health, member: MemberHealth) -> Iterator[Finding]:
             "visibility",
             "note",
             f"{member.member}: {note}",
-            "allow it to the user of the URL, or monitor the server in another way",
+            "give the user of the URL the right to read it, or monitor the server in another way",
             red_flag=NO_MONITORING,
         )
 

@@ -1,4 +1,4 @@
-"""A real lock, taken from a namespace of its own: rights, tokens, exclusion, hand-off and round trip."""
+"""Tests a real lock, in a namespace of its own: rights, tokens, exclusion, hand-off and round trip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BREAK_REASON: Final = "leasehold doctor checks whether it may break a lock"
 
 
 class _Failed(Exception):
-    """A step failed, and the ones after it would mean nothing."""
+    """A step failed, and the steps after it would mean nothing."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.found)
@@ -52,7 +52,7 @@ def check_lifetimes(client: Client) -> Iterator[Finding]:
     """Held locks that a dead holder would keep for hours."""
     try:
         long = [each for each in client.inspect("") if each.state == "held" and each.left > _LONG_TTL]
-    except LeaseholdError:  # the trial says why
+    except LeaseholdError:  # the test of a real lock says why
         return
     if long:
         yield Finding(
@@ -151,7 +151,7 @@ def _check_hand_off(client: Client, first: Lease, runtime: Runtime) -> Iterator[
             "hand-off",
             "warning",
             f"a waiter held the lock {seconds:.1f} s after it was released",
-            "check that notifications reach this client: a pooler or a proxy may keep them back",
+            "check that notifications reach this client: a pooler or a proxy may hold them back",
             "E4",
         )
     else:
@@ -174,14 +174,14 @@ def _check_break(client: Client, lease: Lease) -> Iterator[Finding]:
 
 
 def describe_promises(traits: Traits) -> Iterator[Finding]:
-    """What this engine promises, in words."""
+    """What this engine promises."""
     survives = {
         "nothing": "no restart of the engine",
         "restart": "a restart of the engine",
         "minority": "the loss of a minority of its servers",
     }
     words = [f"locks survive {survives[traits.survives]}"]
-    words.append("first come, first served" if traits.fair else "waiters are served in no order")
+    words.append("first come, first served" if traits.fair else "waiters are served in no particular order")
     words.append("waiters are notified" if traits.push else "waiters poll")
     if traits.liveness == "session":
         words.append("a lock ends with its client's session")
