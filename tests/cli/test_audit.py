@@ -139,7 +139,7 @@ def test_verify_with_an_anchor_finds_a_cut_tail(shell, written):
     assert shell("audit", "verify", str(written)).returncode == 0
     done = shell("audit", "verify", str(written), "--anchor", f"9:{last['hash']}")
     assert done.returncode == 1
-    assert "record 9, of which you gave the hash" in done.stdout
+    assert "record 9, whose hash you gave as" in done.stdout
 
 
 def test_verify_says_what_a_crash_left(shell, written):

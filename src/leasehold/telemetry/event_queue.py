@@ -16,7 +16,7 @@ from typing import Final
 from leasehold.errors import ConfigError
 from leasehold.events import Event, Hook, call_hook, count_dropped_event
 
-_EXIT_SECONDS: Final = 1.0  # at most this long the interpreter's exit waits for each hook
+_EXIT_SECONDS: Final = 1.0  # that the exit of the interpreter waits for each hook, at most
 _BACKGROUND: weakref.WeakSet[Background] = weakref.WeakSet()  # for the handlers at fork and exit
 
 

@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
 
 class Source(Protocol):
-    """What has metrics to show."""
+    """Anything whose metrics `metrics_text` can show."""
 
     def families(self) -> Iterable[Family]: ...
 
@@ -98,7 +98,7 @@ class Histogram:
         self._series: dict[tuple[str, ...], Series] = {}
 
     def series(self, *values: str) -> Series:
-        """The series with these labels. It is shown from now on. Keep it: that saves the look-up."""
+        """The series with these labels. It is shown from now on. Keep it, to save the look-up."""
         return self._series.get(values) or self._series.setdefault(values, Series(self._bounds))
 
     def find(self, *values: str) -> Series | None:

@@ -88,11 +88,11 @@ class Groups:
         self._mutex = threading.RLock()  # reentrant: a signal handler may acquire a lock
 
     def find(self, namespace: str, name: str, given: str | None = None) -> Group:
-        """The group of a name, for ever the same. `given`: the one that the lock was built with."""
+        """The group of a name; it never changes. `given`: the one that the lock was built with."""
         found = self._by_name.get((namespace, name, given))
         if found is None:
             found = self._choose(Group(namespace, self._rule(name) if given is None else given))
-            if len(self._by_name) >= _MAX_NAMES:  # names without end: forget them, the groups stay
+            if len(self._by_name) >= _MAX_NAMES:  # very many names: forget them, and keep the groups
                 self._by_name.clear()
             self._by_name[namespace, name, given] = found
         return found

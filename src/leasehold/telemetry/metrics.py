@@ -32,7 +32,7 @@ MARGIN_BUCKETS: Final = (0.05, 0.1, 0.2, 0.33, 0.4, 0.5, 0.6, 0.7, 1)
 
 LABELS: Final = ("engine", "namespace", "group")
 _CANCELLED: Final = frozenset({"CancelledError", "KeyboardInterrupt", "SystemExit", "GeneratorExit"})
-_MAX_NAMES = 8192  # remembered with their row
+_MAX_NAMES = 8192  # remembered with their group
 _MAX_ENDED = 1024
 
 _HOOKS: weakref.WeakSet[Metrics] = weakref.WeakSet()  # for the handler at fork
@@ -41,14 +41,14 @@ _Labels = tuple[str, str, str]
 _new_tuple: Final = tuple.__new__  # a fraction of the cost of calling the class, for what every grant builds
 
 
-class _Live(NamedTuple):
+class _HeldLease(NamedTuple):
     """A lease that is held."""
 
     labels: _Labels
     since: float
 
 
-class _Row:
+class _GroupSeries:
     """The series of one group that every acquire and release needs, so that no labels are looked up for them. Each is
     made on first use: a group that only sees refused tokens has no histograms of acquires."""
 
@@ -117,38 +117,38 @@ class Metrics:
         self._breaks = Counter("leasehold_breaks", "Locks broken by operators.", LABELS[:2])
         self._once = _counter("once", "Calls of once.", "outcome")
         self._conflicts = _counter("conflicts", "Optimistic updates that met another writer.")
-        self._rows: dict[_Labels, _Row] = {}
-        self._by_name: dict[tuple[Any, ...], _Row] = {}  # by engine, namespace and name
-        self._live: dict[str | None, _Live] = {}  # by fingerprint
+        self._by_labels: dict[_Labels, _GroupSeries] = {}
+        self._by_name: dict[tuple[Any, ...], _GroupSeries] = {}  # by engine, namespace and name
+        self._live: dict[str | None, _HeldLease] = {}  # by fingerprint
         self._at_risk: set[str | None] = set()  # fingerprints; an event may come late, so only those in `_live` count
         self._ended: set[str | None] = set()  # lost before `granted` arrived, which comes from another thread
-        self._handlers: dict[str, Callable[[Event, _Row], None]] = {
+        self._handlers: dict[str, Callable[[Event, _GroupSeries], None]] = {
             "attempted": self._on_attempted,
             "granted": self._on_granted,
             "busy": self._on_not_granted,
             "failed": self._on_not_granted,
             "unguaranteed": self._on_not_granted,
             "renewed": self._on_renewed,
-            "renew_failed": lambda _, row: self._renewals.inc(*row.labels, "failed"),
+            "renew_failed": lambda _, group: self._renewals.inc(*group.labels, "failed"),
             "at_risk": lambda event, _: self._at_risk.add(event.fingerprint),
             "lost": self._on_lost,
             "released": self._on_released,
-            "release_pending": lambda _, row: self._pending.inc(*row.labels),
-            "broken": lambda _, row: self._breaks.inc(*row.labels[:2]),
-            "stale_token": lambda event, row: self._stale.inc(*row.labels, event.fence or ""),
-            "ran": lambda event, row: self._once.inc(*row.labels, event.kind),
-            "replayed": lambda event, row: self._once.inc(*row.labels, event.kind),
-            "conflict": lambda _, row: self._conflicts.inc(*row.labels),
+            "release_pending": lambda _, group: self._pending.inc(*group.labels),
+            "broken": lambda _, group: self._breaks.inc(*group.labels[:2]),
+            "stale_token": lambda event, group: self._stale.inc(*group.labels, event.fence or ""),
+            "ran": lambda event, group: self._once.inc(*group.labels, event.kind),
+            "replayed": lambda event, group: self._once.inc(*group.labels, event.kind),
+            "conflict": lambda _, group: self._conflicts.inc(*group.labels),
         }
 
     def __call__(self, event: Event) -> None:
         """Count an event. Never waits for I/O."""
         handler = self._handlers.get(event[0])
         if handler is not None:
-            row = self._by_name.get(event[1:4])
-            if row is None or event.group is not None:
-                row = self._find_row(event)
-            handler(event, row)
+            group = self._by_name.get(event[1:4])
+            if group is None or event.group is not None:
+                group = self._find_series(event)
+            handler(event, group)
 
     def remember_groups(self, groups: Iterable[Group]) -> None:
         """These were counted before, by another process: they count for the cap."""
@@ -156,61 +156,61 @@ class Metrics:
 
     def labels(self, event: Event) -> dict[str, str]:
         """The labels of an event."""
-        row = self._by_name.get(event[1:4]) if event.group is None else None
-        return (row or self._find_row(event)).labels_by_name
+        group = self._by_name.get(event[1:4]) if event.group is None else None
+        return (group or self._find_series(event)).labels_by_name
 
-    def _find_row(self, event: Event) -> _Row:
+    def _find_series(self, event: Event) -> _GroupSeries:
         labels = (event.engine, *self._groups.find(event.namespace, event.name, event.group))
-        row = self._rows.get(labels) or self._rows.setdefault(labels, _Row(self, labels))
+        group = self._by_labels.get(labels) or self._by_labels.setdefault(labels, _GroupSeries(self, labels))
         if event.group is None:
-            if len(self._by_name) >= _MAX_NAMES:  # names without end: forget them, the rows stay
+            if len(self._by_name) >= _MAX_NAMES:  # very many names: forget them, and keep the groups
                 self._by_name.clear()
-            self._by_name[event[1:4]] = row
-        return row
+            self._by_name[event[1:4]] = group
+        return group
 
     # ------------------------------------------------------------- acquiring
 
-    def _on_attempted(self, _event: Event, row: _Row) -> None:
-        with row.mutex:
-            row.attempts += 1
+    def _on_attempted(self, _event: Event, group: _GroupSeries) -> None:
+        with group.mutex:
+            group.attempts += 1
 
-    def _on_granted(self, event: Event, row: _Row) -> None:
-        (row.queued if event.queued else row.direct).observe(event.seconds or 0.0)
-        self._live[event.fingerprint] = _new_tuple(_Live, (row.labels, event.at))
+    def _on_granted(self, event: Event, group: _GroupSeries) -> None:
+        (group.queued if event.queued else group.direct).observe(event.seconds or 0.0)
+        self._live[event.fingerprint] = _new_tuple(_HeldLease, (group.labels, event.at))
         if self._ended and event.fingerprint in self._ended:
             self._ended.discard(event.fingerprint)
             self._live.pop(event.fingerprint, None)
 
-    def _on_not_granted(self, event: Event, row: _Row) -> None:
-        with row.mutex:
-            row.ended_without_grant += 1
-        self._not_granted.inc(*row.labels, outcome_of(event), "queued" if event.queued else "direct")
+    def _on_not_granted(self, event: Event, group: _GroupSeries) -> None:
+        with group.mutex:
+            group.ended_without_grant += 1
+        self._not_granted.inc(*group.labels, outcome_of(event), "queued" if event.queued else "direct")
 
     # --------------------------------------------------------------- leases
 
-    def _on_renewed(self, event: Event, row: _Row) -> None:
-        self._renewals.inc(*row.labels, "ok")
-        self._renew_seconds.series(*row.labels).observe(event.seconds or 0.0)
+    def _on_renewed(self, event: Event, group: _GroupSeries) -> None:
+        self._renewals.inc(*group.labels, "ok")
+        self._renew_seconds.series(*group.labels).observe(event.seconds or 0.0)
         if event.left is not None and event.ttl:
-            self._margin.series(*row.labels).observe(event.left / event.ttl)
+            self._margin.series(*group.labels).observe(event.left / event.ttl)
         self._at_risk.discard(event.fingerprint)
 
-    def _on_lost(self, event: Event, row: _Row) -> None:
-        self._lost.inc(*row.labels, event.reason or "")
+    def _on_lost(self, event: Event, group: _GroupSeries) -> None:
+        self._lost.inc(*group.labels, event.reason or "")
         live = self._end(event)
         if live is not None:
-            self._hold_seconds.series(*row.labels, "lost").observe(_held_seconds(event, live))
+            self._hold_seconds.series(*group.labels, "lost").observe(_held_seconds(event, live))
         else:
             if len(self._ended) >= _MAX_ENDED:
                 self._ended.clear()
             self._ended.add(event.fingerprint)
 
-    def _on_released(self, event: Event, row: _Row) -> None:
+    def _on_released(self, event: Event, group: _GroupSeries) -> None:
         live = self._end(event)
         if live is not None:  # else it was lost before
-            row.released.observe(_held_seconds(event, live))
+            group.released.observe(_held_seconds(event, live))
 
-    def _end(self, event: Event) -> _Live | None:
+    def _end(self, event: Event) -> _HeldLease | None:
         if self._at_risk:
             self._at_risk.discard(event.fingerprint)
         return self._live.pop(event.fingerprint, None)
@@ -219,17 +219,17 @@ class Metrics:
 
     def families(self) -> Iterable[Family]:
         """All metrics, computed now."""
-        rows = [row for row in list(self._rows.values()) if row.attempts]
-        yield self._acquires(rows)
+        groups = [group for group in list(self._by_labels.values()) if group.attempts]
+        yield self._acquires(groups)
         yield self._acquire_seconds.family()
-        acquiring = [(row.labels_by_name, row.acquiring) for row in rows]
+        acquiring = [(group.labels_by_name, group.acquiring) for group in groups]
         yield gauge("leasehold_acquiring", "Acquires under way.", *acquiring)
         for metric in (
             *(self._hold_seconds, self._renewals, self._renew_seconds, self._margin, self._lost, self._pending),
             *(self._stale, self._breaks, self._once, self._conflicts),
         ):
             yield metric.family()
-        yield from self._live_families(rows)
+        yield from self._live_families(groups)
         build_info = {"version": __version__, "python": platform.python_version()}
         yield gauge("leasehold_build_info", "The version.", (build_info, 1))
         failures, dropped = hook_failures() - self._failures_before, dropped_events() - self._dropped_before
@@ -237,24 +237,24 @@ class Metrics:
         yield counter("leasehold_events_dropped", "Events dropped because a hook is too slow.", ({}, dropped))
         yield counter("leasehold_groups_overflowed", "Names counted as other.", ({}, self._groups.overflowed))
 
-    def _acquires(self, rows: list[_Row]) -> Family:
+    def _acquires(self, groups: list[_GroupSeries]) -> Family:
         """Every grant is in the histogram `acquire_seconds`, so it is not counted a second time."""
         name, _, text, refused = self._not_granted.family()
         granted = [
-            ({**row.labels_by_name, "outcome": "granted", "path": path}, count)
-            for row in rows
+            ({**group.labels_by_name, "outcome": "granted", "path": path}, count)
+            for group in groups
             for path in ("direct", "queued")
-            if (count := row.granted(path))
+            if (count := group.granted(path))
         ]
         return counter(name, text, *granted, *((sample.labels, sample.value) for sample in refused))
 
-    def _live_families(self, rows: list[_Row]) -> Iterable[Family]:
+    def _live_families(self, groups: list[_GroupSeries]) -> Iterable[Family]:
         held, at_risk, age = [], [], []
         now, leases = time.time(), self._live.copy()
         for fingerprint in self._at_risk.copy():
             if fingerprint not in leases:  # released or lost
                 self._at_risk.discard(fingerprint)
-        by_labels: dict[_Labels, list[str | None]] = {row.labels: [] for row in rows}
+        by_labels: dict[_Labels, list[str | None]] = {group.labels: [] for group in groups}
         for fingerprint, live in leases.items():
             by_labels.setdefault(live.labels, []).append(fingerprint)
         for labels, own in by_labels.items():
@@ -287,7 +287,7 @@ def _histogram(name: str, text: str, bounds: tuple[float, ...], *labels: str) ->
     return Histogram(f"leasehold_{name}", text, bounds, (*LABELS, *labels))
 
 
-def _held_seconds(event: Event, live: _Live) -> float:
+def _held_seconds(event: Event, live: _HeldLease) -> float:
     return max(0.0, event.at - live.since) if event.seconds is None else event.seconds
 
 

@@ -178,7 +178,7 @@ def test_chain_that_begins_later_is_a_note_and_no_fault(tmp_path):
 def test_file_without_records_is_a_fault(tmp_path, content):
     path = tmp_path / "audit.jsonl"
     path.write_bytes(content)
-    assert "has no audit record" in verify([str(path)]).faults[-1].text
+    assert "contains no audit record" in verify([str(path)]).faults[-1].text
 
 
 def test_missing_file_and_empty_folder_are_errors(tmp_path):

@@ -24,7 +24,7 @@ route:
       receiver: chat
       repeat_interval: 4h
 
-# One cause, one page: what follows from a dead engine or a lost leader is not told again.
+# One cause, one page: alerts that follow from a dead engine or a lost leader are not sent.
 inhibit_rules:
   - source_matchers: [alertname=~"LeaseholdEngineDown|LeaseholdNoLeader"]
     target_matchers: [alertname=~"LeaseholdErrors.*|LeaseholdRenewalsFailing|LeaseholdAcquireSlow|LeaseholdBreakerOpen"]

@@ -22,26 +22,26 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """`steps`: colours from which value on, where red, orange and so on are those of the alerts."""
+    """`thresholds`: colours, each with the value from which it applies; the values are those of the alerts."""
 
     kind: Literal["stat", "timeseries", "table", "heatmap"]
     title: str
     queries: Sequence[Query]
     unit: str = "short"
-    steps: Sequence[tuple[str, float | None]] = (("green", None),)
+    thresholds: Sequence[tuple[str, float | None]] = (("green", None),)
     text: str = ""
 
 
 class Row(NamedTuple):
     title: str
     height: int
-    across: int  # panels beside each other
+    across: int  # panels side by side
     panels: Sequence[Panel]
 
 
-def _below(*steps: tuple[str, float]) -> Sequence[tuple[str, float | None]]:
+def _below(*thresholds: tuple[str, float]) -> Sequence[tuple[str, float | None]]:
     """Green below the first of these."""
-    return (("green", None), *steps)
+    return (("green", None), *thresholds)
 
 
 def _rate(labels: str, metric: str, selector: str) -> str:
@@ -83,19 +83,19 @@ ROWS: Final = (
                 "stat",
                 "Lost, 24 h",
                 [Query(f"sum({_increase(_LOST, _UNEXPECTED, '24h')}) or vector(0)")],
-                steps=_below(("orange", 1)),
+                thresholds=_below(("orange", 1)),
             ),
             Panel(
                 "stat",
                 "Tokens refused, 24 h",
                 [Query(f"sum({_increase(_STALE, _ENGINE, '24h')}) or vector(0)")],
-                steps=_below(("orange", 1)),
+                thresholds=_below(("orange", 1)),
             ),
             Panel(
                 "stat",
                 "Engines up",
                 [Query(f"min(leasehold_engine_up{{{_ENGINE}}})")],
-                steps=(("red", None), ("green", 1)),
+                thresholds=(("red", None), ("green", 1)),
             ),
         ),
     ),
@@ -355,8 +355,8 @@ def _panels() -> list[Json]:
 
 def _panel(panel: Panel) -> Json:
     lines = panel.kind == "timeseries"
-    has_limit = len(panel.steps) > 1
-    steps = [{"color": colour, "value": value} for colour, value in panel.steps]
+    has_limit = len(panel.thresholds) > 1
+    steps = [{"color": colour, "value": value} for colour, value in panel.thresholds]
     custom: Json = {**_LINES, **({"thresholdsStyle": {"mode": "line"}} if has_limit else {})} if lines else {}
     return {
         "type": panel.kind,

@@ -212,7 +212,7 @@ ALERTS: Final = (
         "15m",
         f"leasehold:contention:ratio5m > {CONTENTION}",
         "{{ $value | humanizePercentage }} of acquires of {{ $labels.group }} found the name busy",
-        "Not an error by itself: a queue of jobs looks like this. Worth a look if people wait for these callers.",
+        "Not an error by itself: a queue of jobs looks like this. Look into it if people wait for these callers.",
     ),
     Alert(
         "LeaseholdLockHeldTooLong",

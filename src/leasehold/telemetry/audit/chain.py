@@ -2,9 +2,9 @@
 
     {"action":"grant","at":"2026-11-16T01:13:02.118204Z",...,"prev":"c1d0...","seq":80412,"v":1,"hash":"8a4e..."}
 
-`hash` is the SHA-256 of the line without `,"hash":"..."`: of the record as JSON with sorted keys, no blanks, in ASCII.
+`hash` is the SHA-256 of the line without `,"hash":"..."`: of the record as JSON with sorted keys, no spaces, in ASCII.
 `prev` is the hash of the record before, so a record cannot be changed, removed, moved or inserted without changing all
-that follow. With a key, `hash` is an HMAC-SHA-256: then only the owner of the key can make records that fit.
+that follow. With a key, `hash` is an HMAC-SHA-256: then only the owner of the key can write valid records.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Action: TypeAlias = Literal[
     "config",
     "rebase",
     "drain",
-    "gap",  # `missed` records before this one could not be written
+    "gap",  # as many records as `missed` says could not be written before this one
 ]
 
 VERSION: Final = 1
 NO_HASH: Final = "0" * 64  # `prev` of the first record of all
-MAX_LINE: Final = 1 << 20  # bytes; a longer line is not one of ours
+MAX_LINE: Final = 1 << 20  # bytes; a longer line is not an audit record
 _MIN_KEY: Final = 16
 
 _BEGIN: Final = b'{"action":'  # of every line, because the keys are sorted
@@ -52,7 +52,7 @@ _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}')
 
 
 class Record(NamedTuple):
-    """A line that has the form of an audit record. Whether its hash is right, `is_genuine` says."""
+    """An audit record as it was read. `is_genuine` says whether its hash is right."""
 
     seq: int
     hash: str
@@ -77,7 +77,7 @@ def encode(fields: Mapping[str, object], key: bytes | None) -> tuple[bytes, str]
 
 
 def is_torn(line: bytes) -> bool:
-    """Whether a line is what a crash leaves: the beginning of a record, and not all of it."""
+    """Whether a crash may have left this line: it is the beginning of a record, and not all of it."""
     if line[: len(_BEGIN)] != _BEGIN[: len(line)] or not line:
         return False
     try:
@@ -88,7 +88,7 @@ def is_torn(line: bytes) -> bool:
 
 
 def decode(line: bytes) -> Record | None:
-    """The record in a line, which is given without its line end. None: it has not the form of a record."""
+    """The record in a line, which is given without its line end. None: it is not an audit record."""
     found = _LINE.fullmatch(line)
     try:
         fields = json.loads(line)
@@ -143,7 +143,7 @@ def read_lines(file: IO[bytes]) -> Iterator[Line]:
 
 
 def utc(at: float) -> str:
-    """An instant as records have it."""
+    """A time as it is written in records."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

@@ -1,11 +1,11 @@
 """The audit file: records are appended in order, by several threads and processes if need be.
 
 A writer holds an exclusive lock on the file (flock) while it reads the last record, if another process has written
-since, and appends its own. So the chain is one, whoever writes. A record is in the file before the caller goes on: it
+since, and appends its own. So all writers extend one chain. A record is in the file before the caller continues: it
 survives the death of the process. When it is on disk depends on `sync`.
 
-What a crash or a full disk leaves behind is never removed. The next record says in `torn` how many bytes that was, with
-their SHA-256, so a torn line can be told from a changed one.
+A line that a crash or a full disk cut short (a torn line) is never removed. The member `torn` of the next record has
+its length in bytes and its SHA-256, which distinguishes it from a line that was changed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FILES: weakref.WeakSet[AuditFile] = weakref.WeakSet()  # for the handler at for
 
 
 class AuditFields(TypedDict, total=False):
-    """What a record can say, besides its action. Fields that are None are left out."""
+    """The fields of a record, besides its action. Fields that are None are left out."""
 
     at: float  # wall-clock time; default: now
     namespace: str | None
@@ -108,10 +108,10 @@ class AuditFile:
     path      the file; created with mode 0600 in a folder that exists. Several processes may write to the same file
     server    the name of this writer in the records; default: the host's name
     key_file  a file with a secret: records are then sealed with it, and cannot be forged without
-    sync      when records are on disk: "batch" at most 0.1 s later, "always" before the call returns, "none" whenever
-              the system likes. In the file they are at once
-    rotate    whether the file is renamed, and a new one begun, at 64 MiB and on a new day (UTC). Without it, rename it
-              yourself whenever you like: writers notice
+    sync      when records are on disk: "batch" at most 0.1 s later, "always" before the call returns, "none" when
+              the system decides. They are in the file at once in any case
+    rotate    whether the file is renamed, and a new one begun, at 64 MiB and on a new day (UTC). If False, rename
+              the file yourself at any time: writers notice
 
     Raises ConfigError if the file cannot be used: also if its last line is not a record that this key has sealed.
     """
@@ -175,11 +175,11 @@ class AuditFile:
     # ---------------------------------------------------------- for servers
 
     def write(self, action: Action, **fields: Unpack[AuditFields]) -> None:
-        """Note a record. It is in the file after the next `flush`."""
+        """Add a record. The next `flush` writes it to the file."""
         self._waiting.append(self._record(action, fields))
 
     def flush(self) -> None:
-        """Write all noted records with one call of the system. Raises OSError, or ConfigError if another program has
+        """Write all added records with one system call. Raises OSError, or ConfigError if another program has
         damaged the file; the records are then dropped, and the next record that is written says how many."""
         with self._mutex:
             if self._writing:  # this is a signal handler that interrupted a write, which writes these records too
@@ -208,13 +208,13 @@ class AuditFile:
             self.flush()
 
     def reopen(self) -> None:
-        """Close the file, and open it by its path for the next record. Only needed to let go of a renamed file early:
+        """Close the file, and open it by its path for the next record. Only needed to close a renamed file early:
         every write compares the path with the open file."""
         with self._mutex:
             self._close_fd()
 
     def close(self) -> None:
-        """Write `close`, and see that all is on disk. Raises as `flush` does."""
+        """Write `close`, and sync the file to disk. Raises as `flush` does."""
         if self._closed:
             return
         self._closed = True
@@ -333,7 +333,7 @@ class AuditFile:
                     return
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)
-            self._close_fd()  # renamed or removed: the path means another file now
+            self._close_fd()  # renamed or removed: the path belongs to another file now
 
     def _open(self) -> tuple[Folder, int]:
         if self._folder is None:

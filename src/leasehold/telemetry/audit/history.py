@@ -1,4 +1,4 @@
-"""The grants of a name, put together from what was recorded about them in audit files."""
+"""The grants of a name, assembled from the records in audit files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AuditFiles:
 
 
 def past_grants(files: AuditFiles, namespace: str, name: str) -> list[PastGrant]:
-    """The grants of a name, by their tokens. A token that only its end was recorded of has a row, too."""
+    """The grants of a name, by their tokens. A grant of which only the end was recorded is listed, too."""
     found: dict[object, PastGrant] = {}
     for record in files.records(namespace, name):
         action, token = record.get("action"), record.get("token")

@@ -30,8 +30,8 @@ from leasehold.telemetry.audit.chain import (
 _MAX_FAULTS: Final = 1000  # of one chain: a small file that gzip has packed may have billions
 
 
-class Remark(NamedTuple):
-    """Something about one line."""
+class FileMessage(NamedTuple):
+    """A message about one line of a file, or about the whole file."""
 
     path: str
     line: int  # from 1; 0: the whole file
@@ -50,8 +50,8 @@ class Report:
     first: int | None = None  # numbers of the first and last record
     last: int | None = None
     last_hash: str | None = None
-    faults: list[Remark] = field(default_factory=list)
-    notes: list[Remark] = field(default_factory=list)  # what should be known, and is no fault
+    faults: list[FileMessage] = field(default_factory=list)
+    notes: list[FileMessage] = field(default_factory=list)  # worth knowing, and no faults
 
 
 def find_files(paths: Iterable[str]) -> list[str]:
@@ -129,24 +129,24 @@ class _Check:
                 for line in read_file(self._path):
                     self._check_line(line)
                     if len(report.faults) >= _MAX_FAULTS:
-                        self._fault("too many faults: the rest was not checked")
+                        self._add_fault("too many faults: the rest was not checked")
                         return report
             except OSError as error:
                 self._line = 0
-                self._fault(f"cannot be read to its end: {error.strerror or error}")
+                self._add_fault(f"cannot be read to its end: {error.strerror or error}")
             if self._torn:
-                self._fault("the last line is not complete: a crash, or its end was cut off")
+                self._add_fault("the last line is not complete: a crash, or its end was cut off")
                 self._torn.clear()
             if report.records == before:
                 self._line = 0
-                self._fault("has no audit record in it")
+                self._add_fault("contains no audit record")
         for seq, wanted in self._anchors.items():
             self._line = 0
-            self._fault(f"record {seq}, of which you gave the hash {wanted[:12]}..., is not in these files")
+            self._add_fault(f"record {seq}, whose hash you gave as {wanted[:12]}..., is not in these files")
         return report
 
-    def _fault(self, text: str) -> None:
-        self._report.faults.append(Remark(self._path, self._line, text))
+    def _add_fault(self, text: str) -> None:
+        self._report.faults.append(FileMessage(self._path, self._line, text))
 
     def _check_line(self, line: Line) -> None:
         self._line = line.number
@@ -155,16 +155,16 @@ class _Check:
             if is_torn(line.text) and len(self._torn) < MAX_LINE:
                 self._torn += line.text + b"\n"
             else:
-                self._fault(f"not an audit record: {_excerpt(line.text)}")
+                self._add_fault(f"not an audit record: {_excerpt(line.text)}")
             return
         if not record.is_genuine(self._key):
             if self._key is None and record.fields.get("seal") == "hmac-sha256":
                 raise ConfigError(f"{self._path} was sealed with a key: pass --key-file")
-            self._fault(f"record {record.seq} was changed{' or sealed with another key' if self._key else ''}")
+            self._add_fault(f"record {record.seq} was changed{' or sealed with another key' if self._key else ''}")
         self._check_torn(record)
         self._check_order(record)
         if not line.ended:
-            self._fault(f"record {record.seq} has no line end: it was cut off")
+            self._add_fault(f"record {record.seq} has no line end: it was cut off")
         self._check_anchor(record)
         report = self._report
         report.records += 1
@@ -180,32 +180,36 @@ class _Check:
                 text = (
                     f"{len(torn)} bytes of a record that a crash or a full disk cut short, as record {record.seq} says"
                 )
-                self._report.notes.append(Remark(self._path, self._line - 1, f"{text}: {_excerpt(torn)}"))
+                self._report.notes.append(FileMessage(self._path, self._line - 1, f"{text}: {_excerpt(torn)}"))
         elif said is None:
             self._line -= 1
-            self._fault(f"not a whole record, and record {record.seq} does not say that a crash left it")
+            self._add_fault(f"not a whole record, and record {record.seq} does not say that a crash left it")
             self._line += 1
         else:
-            self._fault(f"record {record.seq} says that a crash left bytes before it, and these are not those bytes")
+            self._add_fault(
+                f"record {record.seq} says that a crash left bytes before it, and these are not those bytes"
+            )
         self._torn.clear()
 
     def _check_order(self, record: Record) -> None:
         previous = self._previous
         if self._line == 1 and record.fields["action"] != "open":
-            self._fault(f"the file begins with record {record.seq}, which is not `open`: lines before it were removed")
+            self._add_fault(
+                f"the file begins with record {record.seq}, which is not `open`: lines before it were removed"
+            )
         if previous is None:
             if record.seq != 1:
                 note = f"begins with record {record.seq}: the records before it are not in the files given"
-                self._report.notes.append(Remark(self._path, 0, note))
+                self._report.notes.append(FileMessage(self._path, 0, note))
             elif record.prev != NO_HASH:
-                self._fault("record 1 claims to follow another record")
+                self._add_fault("record 1 claims to follow another record")
         elif record.prev != previous.hash or record.seq != previous.seq + 1:
-            self._fault(_describe_break(previous, record))
+            self._add_fault(_describe_break(previous, record))
 
     def _check_anchor(self, record: Record) -> None:
         wanted = self._anchors.pop(record.seq, None)
         if wanted is not None and not record.hash.startswith(wanted):
-            self._fault(f"record {record.seq} is not the one whose hash you gave: the chain was rewritten")
+            self._add_fault(f"record {record.seq} is not the one whose hash you gave: the chain was rewritten")
 
 
 def _describe_break(previous: Record, record: Record) -> str:
