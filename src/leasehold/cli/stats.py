@@ -20,7 +20,7 @@ from leasehold.model import Holding
 EXAMPLES = """
 leasehold stats -u http://locks:7420
 leasehold stats -u http://locks:7420 --namespace shop --since 1h
-leasehold stats -u redis://10.0.0.5             what the engine itself can tell
+leasehold stats -u redis://10.0.0.5             what the engine itself knows
 """
 
 _MAX_SECONDS: Final = 3600.0  # that a server remembers
@@ -41,18 +41,18 @@ _COLUMNS: Final = ("GROUP", "ACQUIRES/S", "CONTENTION", "DIRECT P95", "QUEUED P9
     default="5m",
     show_default=True,
     metavar="SECS",
-    help="Of the last SECS, in steps of 10 seconds; at most one hour.",
+    help="Statistics of the last SECS, in steps of 10 seconds; at most one hour.",
 )
 @pass_console
 def stats(console: Console, since: float) -> None:
     """Print what happens in the namespace: how often locks are acquired, how long that takes, and what goes wrong.
 
     Needs a lock server, which remembers one hour of what went through it and its peers. With the URL of an engine, this
-    prints what the engine can tell: holders and waiters now.
+    prints what the engine knows: holders and waiters now.
 
     `direct` are acquires that met no other holder: their time is what the engine and the network cost. `queued` are
     those that waited. Contention is the share of acquires that met another holder, errors the share that got no answer
-    of the engine. Quantiles are estimated from histograms.
+    from the engine. Quantiles are estimated from histograms.
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """
@@ -95,7 +95,7 @@ def _print_server(console: Console, since: float) -> None:
 
 
 def _now(holdings: Sequence[Holding]) -> dict[str, Any]:
-    """What `inspect` can tell."""
+    """What `inspect` shows."""
     held = [each for each in holdings if each.state == "held"]
     waiting = [each for each in holdings if not render.blocks_others(each)]
     names: dict[str, int] = {}

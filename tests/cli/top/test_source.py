@@ -80,6 +80,6 @@ def test_ttl_of_a_grant_is_the_most_that_was_seen(client, answers, ttl):
 def test_grant_that_is_gone_is_forgotten(client):
     source = Source(Console("memory://"), client, "")
     with client.lock("a", ttl=30):
-        (ttl,) = source.look().ttls.values()
+        (ttl,) = source.read().ttls.values()
         assert 20 < ttl <= 30
-    assert source.look().ttls == {}
+    assert source.read().ttls == {}

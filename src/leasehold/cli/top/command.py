@@ -25,11 +25,11 @@ from leasehold.telemetry import EngineHealth
 EXAMPLES = """
 leasehold top                              all names of the namespace
 leasehold top orders/                      only names that begin with orders/
-leasehold -u http://locks:7420 top         by way of a server, with rates and latencies
+leasehold -u http://locks:7420 top         through a server, with rates and latencies
 leasehold top --once                       one table, for a script or an e-mail
 """
 
-_CLOCK_SECONDS: Final = 0.5  # a frame at least so often: times run on between two answers of the engine
+_CLOCK_SECONDS: Final = 0.5  # a frame at least this often: times change between two answers of the engine
 _COLUMNS: Final = ("NAME", "STATE", "HOLDER", "TOKEN", "HELD", "LEFT", "QUEUE", "OLDEST WAIT")
 
 
@@ -57,7 +57,7 @@ def top(console: Console, prefix: str, once: bool, interval: float) -> None:
     Shows the names that begin with PREFIX; by default all names of the namespace. Works with any engine; a lock server
     also reports how many acquires per second it serves, how long they take, and how many leases were lost.
 
-    Keys: up and down select a name, enter shows its holders and its queue, s changes the order, / filters, b leaves
+    Keys: up and down select a name, enter shows its holders and its queue, s changes the order, / filters, b shows
     only names with waiters, d shows deadlocks, p pauses, ? shows all keys and what the states mean, q quits.
 
     AT RISK is a lease that was not renewed in time: less than a third of its life is left. LEFT is shown as a share of
@@ -106,7 +106,7 @@ def _members(health: Health | None) -> str:
 
 @contextmanager
 def _quiet_logs() -> Iterator[None]:
-    """Log lines would be drawn over the screen. What matters of them is on it."""
+    """Log lines would be drawn over the screen, which shows what matters of them."""
     logger = logging.getLogger("leasehold")
     before = logger.handlers[:]
     logger.handlers[:] = [logging.NullHandler()]
@@ -117,7 +117,7 @@ def _quiet_logs() -> Iterator[None]:
 
 
 def _print(console: Console, source: Source, prefix: str) -> None:
-    snapshot = source.look()
+    snapshot = source.read()
     if console.json:
         console.put_json([render.holding_as_json(holding) for holding in snapshot.holdings])
         return

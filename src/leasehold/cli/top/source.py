@@ -34,7 +34,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look at the engine. `at` and ages are by this machine's monotonic clock."""
+    """One answer of the engine. `at` and ages are by this machine's monotonic clock."""
 
     holdings: tuple[Holding, ...] = ()
     deadlocks: tuple[Deadlock, ...] = ()
@@ -59,7 +59,7 @@ class _Life(NamedTuple):
 
 
 class Source:
-    """One URL. `look` asks; `start` does so again and again on a thread of its own."""
+    """One URL. `read` asks once; `start` asks repeatedly on a thread of its own."""
 
     def __init__(self, console: Console, client: Client, prefix: str) -> None:
         self._client, self._namespace, self._prefix = client, console.namespace, prefix
@@ -72,14 +72,14 @@ class Source:
         self.engine = client._core.config.scheme
         self.snapshot = Snapshot()
 
-    def look(self) -> Snapshot:
+    def read(self) -> Snapshot:
         """Ask now. Raises LeaseholdError."""
         began = time.monotonic()
         if self._server is None:
             holdings, age, stale = tuple(self._client.inspect(self._prefix)), 0.0, False
         else:
             with reading("/v1/locks"):
-                holdings, age, stale = self._look_at_server(self._server)
+                holdings, age, stale = self._read_server(self._server)
             with reading("/v1/stats"):
                 self._update_rates(self._server, began)
         at = began - age
@@ -104,8 +104,8 @@ class Source:
         shorter = changed and each.left < before.ttl / 2
         return _Life(at, each.left, each.left if shorter else max(each.left, before.ttl))
 
-    def _look_at_server(self, server: ServerApi) -> tuple[tuple[Holding, ...], float, bool]:
-        """By the picture that a server keeps for everything that looks: any number of these cost its engine little."""
+    def _read_server(self, server: ServerApi) -> tuple[tuple[Holding, ...], float, bool]:
+        """From the picture of the server, which all readers share: any number of screens costs its engine little."""
         found: list[Holding] = []
         cursor: str | None = ""
         while cursor is not None:
@@ -138,7 +138,7 @@ class Source:
         async def run(_runtime: Runtime) -> None:
             while not self._closed:
                 try:
-                    self.look()
+                    self.read()
                 except LeaseholdError as error:
                     self.snapshot = replace(self.snapshot, error=str(error))
                 except Exception as error:  # a bug: the screen must say so, and go on
