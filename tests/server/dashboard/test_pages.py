@@ -154,7 +154,7 @@ async def test_overview_counts_and_names_what_needs_a_look():
     async with serving() as site:
         _, waiter = await fill(site)
         page = (await site.get("/")).page
-        assert "1 lock is held, 1 caller waits, and one thing needs a look." in page.ids["lede"]
+        assert "1 lock is held, 1 caller waits, and one thing needs attention." in page.ids["lede"]
         assert "orders/42" in page.ids["looks"]
         assert "A late write was refused" in page.ids["feed"]
         await stop(waiter)

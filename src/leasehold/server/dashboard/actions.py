@@ -1,5 +1,5 @@
 """The one action of the dashboard: break a lock. Only what the reader saw is broken: the engine compares the token in
-the same step, so a lock that has moved on stays as it is (412)."""
+the same step, so a lock that another grant holds by then stays as it is (412)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def break_(app: App, request: Request, fields: dict[str, str]) -> Broken:
     request.allow("break", namespace, name)
     token, reason = _read_token(fields.get("token", "")), fields.get("reason", "").strip()
     if fields.get("typed") != name:
-        raise invalid("the name that was typed is not that of the lock: nothing was broken")
+        raise invalid("the typed name is not that of the lock: nothing was broken")
     if not MIN_REASON <= len(reason) <= MAX_REASON:
         raise invalid(f"a reason has {MIN_REASON} to {MAX_REASON} characters: nothing was broken")
     with app.limits.call(request.caller, "release"):

@@ -33,7 +33,7 @@ NAMES: Final = {
     "sqlite": "SQLite",
 }
 _UNKNOWN: Final = State("dim", "no", "NOT PROBED YET")
-_FULL: Final = 0.8  # share of a storage that needs a look
+_FULL: Final = 0.8  # share of a storage that needs attention
 
 
 class Fact(NamedTuple):
@@ -136,7 +136,7 @@ def engines(app: App, health: Health | None) -> Context:
             empty_title="This engine has no servers to probe."
             if app.service.config.scheme == "memory"
             else "Not probed yet.",
-            empty_text="Locks live in the memory of this server and end with it."
+            empty_text="Locks are in the memory of this server, and end with it."
             if app.service.config.scheme == "memory"
             else "",
         ),
@@ -214,9 +214,9 @@ def _calls(app: App) -> Iterator[Call]:
 def promises(traits: Traits) -> Iterator[tuple[int, str, str]]:
     """1: it is promised. 3: it is not."""
     yield (
-        (1, "Tokens that only rise", "a fence can refuse what comes too late")
+        (1, "Tokens that only rise", "a fence can refuse late writes")
         if traits.fencing
-        else (3, "No fencing tokens", "a late write cannot be told from one in time")
+        else (3, "No fencing tokens", "a fence cannot recognise a late write")
     )
     yield (
         (1, "A fair queue", "first come, first served")

@@ -51,7 +51,7 @@ BROKEN: Final = State("cool", "lost", "BROKEN")
 DEADLOCK: Final = State("risk", "risk", "DEADLOCK")
 DOWN: Final = State("lost", "lost", "DOWN")
 UP: Final = State("held", "held", "UP")
-WELL: Final = State("held", "held", "WELL")
+WELL: Final = State("held", "held", "OK")
 QUIET: Final = State("risk", "risk", "QUIET")
 
 
@@ -76,8 +76,8 @@ class Row(NamedTuple):
 
 
 class Steady:
-    """Keeps instants that are worked out again from each picture from trembling: a part of a page must change only if
-    what it shows did."""
+    """Keeps times stable that are computed again from each picture: a part of a page must change only if what it shows
+    has changed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], float] = {}
@@ -122,7 +122,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Look:
-    """One look of one caller at one namespace."""
+    """What one caller sees of one namespace at one moment."""
 
     app: App
     caller: Caller

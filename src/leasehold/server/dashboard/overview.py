@@ -1,4 +1,4 @@
-"""What the first page shows: one sentence, what needs a look, the numbers of an hour, the locks worth knowing."""
+"""What the first page shows: one sentence, what needs attention, the numbers of an hour, the locks to watch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from leasehold.server.past import Bucket, Stats, Summary
 from leasehold.server.stats import quantiles
 
 MAX_LOOKS: Final = 6
-_RECENT: Final = 900.0  # seconds that an incident needs a look
+_RECENT: Final = 900.0  # seconds for which an incident needs attention
 _POINTS: Final = 120  # of a chart
 _SLOW: Final = 50.0  # milliseconds: the alert LeaseholdAcquireSlow
 
@@ -120,7 +120,7 @@ def _lede(held: int, waiting: int, looks: int) -> str:
         )
     if not looks:
         return f"{text}, and all is well."
-    return f"{text}, and {spelled(looks)} {'thing needs' if looks == 1 else 'things need'} a look."
+    return f"{text}, and {spelled(looks)} {'thing needs' if looks == 1 else 'things need'} attention."
 
 
 def _under(look: Look) -> str:
@@ -135,7 +135,7 @@ def _under(look: Look) -> str:
     return f"{what} {where}. No caller has waited for longer than {most}."
 
 
-# ------------------------------------------------------------- what needs a look
+# ------------------------------------------------------------ what needs attention
 
 
 def _looks(look: Look, health: Health | None) -> list[NeedsLook]:
@@ -177,7 +177,7 @@ def _quiet(look: Look) -> list[NeedsLook]:
             looks.append(NeedsLook(AT_RISK, name, True, lock_link(look.namespace, name), text, heard_at))
         else:
             waiters = _waiters(sum(each[2] for each in held), "them")
-            text = f"has not been heard of. It holds {spelled(len(held))} locks, which expire by themselves.{waiters}"
+            text = f"has gone quiet. It holds {spelled(len(held))} locks, which expire by themselves.{waiters}"
             looks.append(NeedsLook(QUIET, holder, False, link("/owners", namespace=look.namespace), text, heard_at))
     return looks
 
@@ -197,7 +197,7 @@ def _deadlocks(look: Look) -> list[NeedsLook]:
             each.victim.name,
             True,
             lock_link(look.namespace, each.victim.name),
-            f"is in a circle: {plain(str(each))}. Break token {token(each.victim.token or 0)} to end it.",
+            f"is part of a deadlock: {plain(str(each))}. Break token {token(each.victim.token or 0)} to end it.",
             None,
         )
         for each in look.picture.snapshot.deadlocks[:3]
@@ -291,7 +291,7 @@ def _strip(look: Look, held: int, waiting: int) -> list[Cell]:
         Cell(
             "Acquire p95",
             _milliseconds(direct),
-            "ms of 50",
+            "ms, limit 50",
             charts.spark(_points(stats, _latency(0.95, "direct", stats.bounds))),
         ),
         Cell("Wait p99", *_split(queued), charts.spark(_points(stats, _latency(0.99, "queued", stats.bounds)), "wait")),

@@ -1,4 +1,4 @@
-"""What the page of the audit log shows: the end of the file, and whether its records follow each other."""
+"""What the page of the audit log shows: the end of the file, and whether its records form an unbroken chain."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def audit(look: Look, records: Sequence[Record] | None) -> Context:
     text = (
         "Start the server with --audit-file FILE, and it records who was granted, released, lost or broke which lock."
         if records is None
-        else "Nothing of that kind was recorded lately."
+        else "No such record was written recently."
     )
     return {
         "tabs": [
@@ -104,8 +104,8 @@ def _chain(records: Sequence[Record] | None) -> Chain:
         if after.prev != before.hash:
             text = f"Record {after.seq:,} does not follow {before.seq:,}. Run leasehold audit verify."
             return Chain(LOST._replace(word="Chain broken"), text)
-    text = f"The latest {counted(len(records), 'record')}, up to number {records[-1].seq:,}, follow each other."
-    return Chain(State("held", "ok", "Chain whole"), text)
+    text = f"The latest {counted(len(records), 'record')}, up to number {records[-1].seq:,}, form an unbroken chain."
+    return Chain(State("held", "ok", "Chain intact"), text)
 
 
 def _view(record: Record) -> RecordView:

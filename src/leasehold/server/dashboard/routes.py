@@ -283,11 +283,11 @@ class Dashboard:
     def _notices(self, look: Look, missing: list[str]) -> list[tuple[str, str]]:
         notices = []
         if self.demo:
-            notices.append(("soft", "A demo: this server makes the traffic that you see."))
+            notices.append(("soft", "This is a demo: the server generates the traffic that you see."))
         if look.picture.stale:
-            notices.append(("", "The engine does not answer. What you see is the last that it said."))
+            notices.append(("", "The engine does not answer. You see its last answer."))
         if missing:
-            text = f"No answer from {', '.join(missing)}: what went through there is not in the history."
+            text = f"No answer from {', '.join(missing)}: its part of the history is missing."
             notices.append(("", text))
         return notices
 
@@ -405,8 +405,10 @@ class Dashboard:
         broken = await actions.break_(self._app, request, fields)
         there = words.lock_link(broken.namespace, broken.name)
         if broken.token is None:
-            text = "The lock has moved on since you looked: the token that you saw is not held any more."
-            return self._message(412, "Nothing was broken", text, back=there, back_label="Look again", failed=True)
+            text = "The lock has changed since you opened the page: the token that you saw is no longer held."
+            return self._message(
+                412, "Nothing was broken", text, back=there, back_label="Back to the lock", failed=True
+            )
         return _redirect(f"{there}&broken={broken.token}")
 
     def _message(self, status: int, title: str, text: str, **more: Any) -> Response:

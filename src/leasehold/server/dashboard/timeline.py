@@ -382,7 +382,7 @@ def _story(trouble: PastGrant, grants: Sequence[PastGrant]) -> tuple[Step, ...]:
         steps.append(Step(then.granted_at, f"Granted to {plain(then.holder)}", shown, then.holder))
     if trouble.refused:
         refusal = trouble.refused[-1]
-        text = f"{who} sends what it had in hand. The fence refuses the token; nothing is overwritten."
+        text = f"{who} sends a late write. The fence refuses the token; nothing is overwritten."
         steps.append(Step(refusal.at, "The fence refuses a write", text, ""))
     return tuple(sorted(steps, key=lambda step: step.at))
 

@@ -238,13 +238,13 @@ def _held_note(row: Row, grants: Sequence[PastGrant], now: float) -> str:
         return ""
     # In steps of 10 %, so that the page does not change with every grant.
     shorter = sum(each < now - row.began_at for each in past) * 10 // len(past) * 10
-    return f"longer than {shorter} % of its grants" if shorter else "shorter than most of its grants"
+    return f"longer than {shorter} % of past grants" if shorter else "shorter than most past grants"
 
 
 def _waiter_note(waiter: Holding) -> str:
     if waiter.state == "passed over":
-        return "was not there when it was offered"
-    return "wants to share" if waiter.mode == "shared" else ""
+        return "did not claim the lock in time"
+    return "shared" if waiter.mode == "shared" else ""
 
 
 def _timeline_key(grants: Sequence[PastGrant], queue: Sequence[Holding], now: float) -> object:
@@ -255,7 +255,7 @@ def _timeline_key(grants: Sequence[PastGrant], queue: Sequence[Holding], now: fl
 
 
 def fate(grant: PastGrant) -> State | None:
-    """How a grant ended, if that is worth a mark."""
+    """How a grant ended, if a table should mark it."""
     if grant.end == "unseen" and grant.ended_at is not None and grant.ended_at >= grant.expires_at - 0.5:
         return EXPIRED
     return {"lost": LOST, "broken": BROKEN}.get(grant.end or "")
@@ -452,7 +452,7 @@ def incidents(look: Look) -> Context:
 
 def _incidents_lede(day: Sequence[Incident]) -> str:
     if not day:
-        return "Nothing happened in the last 24 hours that needs a look."
+        return "There were no incidents in the last 24 hours."
     lost = sum(each.kind == "lost" for each in day)
     refused = sum(each.kind == "stale_token" for each in day)
     rest = len(day) - lost - refused
@@ -460,8 +460,8 @@ def _incidents_lede(day: Sequence[Incident]) -> str:
     if lost:
         parts.append(f"{spelled(lost)} {'lease was' if lost == 1 else 'leases were'} lost")
     if rest:
-        parts.append(f"{spelled(rest)} other {'thing' if rest == 1 else 'things'} happened")
-    text = " and ".join(parts) + " in 24 hours." if parts else ""
+        parts.append(f"{spelled(rest)} other {'incident' if rest == 1 else 'incidents'} happened")
+    text = " and ".join(parts) + " in the last 24 hours." if parts else ""
     if refused:
         late, it = ("write", "it") if refused == 1 else ("writes", "them")
         text += f" {sentence(spelled(refused))} {late} came too late, and a fence refused {it}."
@@ -511,7 +511,7 @@ def _facts(incident: Incident, about: PastGrant | None) -> list[str]:
         if incident.kind == "stale_token" and about.ended_at is not None:
             facts.append(f"{duration(incident.at - about.ended_at)} after it had ended")
     if incident.ended_at is not None:
-        facts.append(f"over after {duration(incident.ended_at - incident.at)}")
+        facts.append(f"ended after {duration(incident.ended_at - incident.at)}")
     return facts
 
 

@@ -3,5 +3,5 @@
 rules.py         the one source: recorded series, alerts, thresholds, and what to do when an alert fires
 prometheus.py    as a rules file of Prometheus
 grafana.py       a dashboard that shows the same series with the same thresholds
-alertmanager.py  who is told: critical alerts page, warnings go to a chat
+alertmanager.py  who is notified: critical alerts page, warnings go to a chat
 """
