@@ -98,7 +98,7 @@ def run_cell(arguments: argparse.Namespace) -> int:
     )
     verdict = run.execute()
     if fault.pauses and arguments.plain and not verdict.lost_updates and not verdict.violations:
-        raise CannotRun("no update was lost without a fence, so the fault did not bite")
+        raise CannotRun("no update was lost without a fence, so the fault had no effect")
     result = evidence.result(arguments.setup, arguments.fault, setup.version(), arguments, verdict)
     if run.residue is not None:
         result["soak"] = run.residue._asdict()

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 from harness.lab.faults import FAULTS
 from harness.lab.setups import SETUPS
 
-PATIENCE: Final = 30.0
+MAX_GAP: Final = 30.0
 TTL: Final = 2.0
 
 
 class Expectation(NamedTuple):
     overlaps: str = ""  # why two holders are possible: a sentence of the guarantees page
-    within: float = PATIENCE
+    within: float = MAX_GAP
 
     @property
     def letter(self) -> str:

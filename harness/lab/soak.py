@@ -9,9 +9,9 @@ from harness.lab.contender import NAME
 from harness.servers.process import poll
 from leasehold import Client, LeaseholdError
 
-_GROWTH: Final = 1.05  # what is flat
-_FORGOTTEN: Final = 30.0  # seconds after which the claims of killed contenders have expired, in the queue as well
-_WARM: Final = 0.2  # the share of the samples before everything has been used once
+_MAX_GROWTH: Final = 1.05
+_CLAIM_SECONDS: Final = 30.0  # until the claims of killed contenders have expired, in the queue as well
+_WARM_UP: Final = 0.2  # the share of the samples before all code has run once
 
 
 class Sample(NamedTuple):
@@ -36,13 +36,13 @@ class Residue(NamedTuple):
 
 def residue(url: str, samples: list[Sample]) -> Residue:
     """Judge what is left when all contenders have ended."""
-    warm = samples[int(_WARM * len(samples)) :]
+    warm = samples[int(_WARM_UP * len(samples)) :]
     memory = [each.memory / 1e6 for each in warm]
     descriptors = [each.descriptors for each in warm]
     claims = claims_left(url)
     violations = [f"{claims} claims are left, though all contenders have ended"] if claims else []
     for what, (first, *_, last) in (("memory", memory), ("descriptors", descriptors)):
-        if last > _GROWTH * first + 1:
+        if last > _MAX_GROWTH * first + 1:
             violations.append(f"the {what} of a contender grew from {first:.1f} to {last:.1f}")
     texts = f"{memory[0]:.1f} to {memory[-1]:.1f} MB", f"{descriptors[0]} to {descriptors[-1]}"
     return Residue(claims, *texts, violations)
@@ -61,7 +61,7 @@ def claims_left(url: str) -> int:
 
     with Client(url) as client:
         try:
-            poll(none_left, _FORGOTTEN, str)
+            poll(none_left, _CLAIM_SECONDS, str)
         except TimeoutError:
             return count
     return 0
