@@ -167,7 +167,7 @@ ALERTS: Final = (
         "2m",
         f"sum by (engine) (increase({_UNEXPECTED_LOSS}[5m])) > 10",
         "{{ $value | humanize }} leases lost on {{ $labels.engine }} in 5 min",
-        "So many at once are the engine's or the network's doing, not that of one process. See LeaseholdEngineDown. "
+        "So many losses at once come from the engine or the network, not from one process. See LeaseholdEngineDown. "
         "Then check that every resource has a fence: LeaseholdStaleTokenRejected will follow.",
     ),
     Alert(
@@ -176,8 +176,8 @@ ALERTS: Final = (
         "0s",
         "sum by (engine, group, fence) (increase(leasehold_stale_tokens_total[10m])) > 0",
         "a {{ $labels.fence }} fence refused an old token of {{ $labels.group }}",
-        "The fence did its work: nothing was overwritten. But a holder went on after its lease had ended. Find it "
-        "with `leasehold audit show --action stale_token`, and make it call `lease.check()` before each write.",
+        "The fence did its work: nothing was overwritten. But a holder continued after its lease had ended. Find "
+        "it with `leasehold audit show --action stale_token`, and make it call `lease.check()` before each write.",
     ),
     Alert(
         "LeaseholdRenewMarginLow",
@@ -309,7 +309,7 @@ ALERTS: Final = (
         "increase(leasehold_engine_evictions_total[10m]) > 0",
         "{{ $labels.member }} evicted keys: locks may be among them",
         "Set maxmemory-policy to noeviction, raise maxmemory, and give locks a Redis of their own. "
-        "LeaseholdStaleTokenRejected shows whether two holders met.",
+        "LeaseholdStaleTokenRejected shows whether there were two holders.",
     ),
     Alert(
         "LeaseholdUnsafeSetting",
