@@ -38,7 +38,7 @@ from leasehold.runtime.net.blocking import SocketAddress
 
 # Until a server has said what the engine behind it promises. A lock that needs more is refused by the server.
 BEST_TRAITS: Final = Traits(survives="minority")
-_DOUBT_INTERVAL: Final = 1.0  # seconds between two moves to another server because of `Unavailable` (`doubt`)
+_MOVE_INTERVAL: Final = 1.0  # seconds between two moves away from servers whose engine does not answer them
 
 
 class NotConnected(OSError):
@@ -91,7 +91,7 @@ class Servers:
         self.last_answer = 0.0  # seconds that it took
         self.on_move: Callable[[], None] = lambda: None
         self.authorization = _authorization(read_api_key(url))
-        self._doubted_at = float("-inf")
+        self._moved_at = float("-inf")
         self.all = [Server(index, address, self) for index, address in enumerate(url.addresses)]
         self._index = int(client_id[:8] or "0", 16) % len(self.all)  # the clients of a URL spread over its servers
 
@@ -100,7 +100,7 @@ class Servers:
         return self.all[self._index]
 
     def leave(self, server: Server) -> None:
-        """The server does not answer, or drains: go on at the next one, unless that has happened already."""
+        """The server does not answer, or is shutting down: continue at the next one, unless that has happened."""
         if server is self.current:
             self._move_to(self.all[(server.index + 1) % len(self.all)])
 
@@ -109,12 +109,12 @@ class Servers:
         if server is not self.current:
             self._move_to(server)
 
-    def doubt(self, server: Server, now: float) -> bool:
+    def leave_without_engine(self, server: Server, now: float) -> bool:
         """The engine does not answer this server: leave it, though not more than once a second, because the engine may
         answer no server. False: stay."""
-        if len(self.all) == 1 or now < self._doubted_at + _DOUBT_INTERVAL:
+        if len(self.all) == 1 or now < self._moved_at + _MOVE_INTERVAL:
             return False
-        self._doubted_at = now
+        self._moved_at = now
         self.leave(server)
         return True
 
@@ -206,10 +206,10 @@ class Failover:
                 servers.leave(server)
             except NotSent as error:
                 failure = (server, error)
-                servers.doubt(server, now())
+                servers.leave_without_engine(server, now())
             except Unavailable as error:
                 failure, may_have_arrived = (server, error), True
-                if not call.repeatable or not servers.doubt(server, now()):
+                if not call.repeatable or not servers.leave_without_engine(server, now()):
                     break
             except AccessDenied:
                 if not servers.reload_api_key():
@@ -217,7 +217,7 @@ class Failover:
                 continue
             else:
                 servers.prefer(server)
-                if not is_partial or not servers.doubt(server, now()):
+                if not is_partial or not servers.leave_without_engine(server, now()):
                     return Reply(answer, may_have_arrived)
                 fallback = answer
             tried.add(server)
