@@ -31,7 +31,7 @@ def identify(authenticator, key, names=()):
 
 
 def refresh(authenticator):
-    """Two looks at the file: it is read once it no longer changes."""
+    """Two checks of the file: it is read once it no longer changes."""
     for _ in range(2):
         authenticator.refresh()
 

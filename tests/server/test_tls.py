@@ -59,7 +59,7 @@ def exchange(caller):
 
 
 def refresh(certificates):
-    """Two looks at the files: they are read once they no longer change."""
+    """Two checks of the files: they are read once they no longer change."""
     for _ in range(2):
         certificates.refresh()
 

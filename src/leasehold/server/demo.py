@@ -56,7 +56,7 @@ class Client:
         return Lease(name, claim_id, answer["token"], ttl)
 
     async def hold(self, lease: Lease, seconds: float) -> bool:
-        """Hold it for so long, and renew it in time. False: it was lost."""
+        """Hold it for this long, and renew it in time. False: it was lost."""
         left = seconds
         while left > 0:
             await asyncio.sleep(min(left, lease.ttl / 3))
@@ -140,7 +140,7 @@ class Demo:
             while True:
                 try:
                     await work(client)
-                except Exception as error:  # the others go on
+                except Exception as error:  # the others continue
                     _log.error("a client of the demo failed", exc_info=error)
                 await asyncio.sleep(self._chance.uniform(*pause))
 
@@ -245,7 +245,7 @@ class Demo:
 
 
 class Past:
-    """An hour that did not happen: events and pictures for the history, in the order of their times."""
+    """A made-up hour: events and pictures for the history, in the order of their times."""
 
     def __init__(self, app: App, chance: random.Random) -> None:
         self._app, self._chance = app, chance

@@ -101,7 +101,7 @@ class Connection:
 
 
 class Admitted:
-    """A call or waiter that is counted until `end`, which `with` calls, or which may be called several times."""
+    """A call or waiter that is counted until `end`, which `with` calls. Calling it again is harmless."""
 
     __slots__ = ("_bulkheads", "_counted", "_limits", "_what")
 

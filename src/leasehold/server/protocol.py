@@ -1,7 +1,7 @@
 """HTTP/1.1 as uvicorn speaks it, with the limits that a server on a network needs.
 
-uvicorn alone accepts headers without end, waits for half a request as long as the caller likes, and leaves the body's
-size to the application. Here a request must arrive in time and within its size, its framing must have one meaning, and
+uvicorn alone accepts any number of headers, waits for the rest of a request for ever, and leaves the body's size to the
+application. Here a request must arrive in time and within its size, its framing must have one meaning, and
 a web page in a browser cannot send it. The names in a verified client certificate are in the scope.
 """
 
@@ -326,7 +326,7 @@ class Protocol(HttpToolsProtocol):
         self._in_memory = 0
 
     def _hang_up(self, cycle: RequestResponseCycle | None) -> None:
-        """Tell the application that this caller is gone: it learns it from `receive`, and sends nothing more."""
+        """Notify the application, through `receive`, that this caller is gone, so that it sends nothing more."""
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()

@@ -49,7 +49,7 @@ except ImportError as error:
 
 _SCOPE: Final = "leasehold"
 _MAX_EARLY: Final = 1024
-_EXPORT_SECONDS: Final = 2.0  # at most this long the end of a command waits for its spans to be exported
+_EXPORT_SECONDS: Final = 2.0  # that the end of a command waits for its spans to be exported, at most
 
 # Counters and gauges of `Metrics` -> their name in OpenTelemetry and unit.
 _COUNTERS: Final = {

@@ -155,7 +155,7 @@ async def test_overview_counts_and_names_what_needs_a_look():
         _, waiter = await fill(site)
         page = (await site.get("/")).page
         assert "1 lock is held, 1 caller waits, and one thing needs attention." in page.ids["lede"]
-        assert "orders/42" in page.ids["looks"]
+        assert "orders/42" in page.ids["warnings"]
         assert "A late write was refused" in page.ids["feed"]
         await stop(waiter)
 

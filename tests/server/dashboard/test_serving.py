@@ -37,7 +37,7 @@ def test_demo_fills_every_page_within_ten_seconds():
         def is_full():
             page = Page(server.get("/").body.decode())
             held = re.search(r"([\d,]+) locks are held, ([\d,]+) callers wait", page.ids["lede"])
-            return held and int(held[1]) > 5 and int(held[2]) > 5 and page.ids["looks"] and page.ids["feed"]
+            return held and int(held[1]) > 5 and int(held[2]) > 5 and page.ids["warnings"] and page.ids["feed"]
 
         poll(is_full)
         check_elapsed(began, 10.0)

@@ -48,7 +48,7 @@ KEYS: Final = (
 
 
 def fit(text: str, width: int, right: bool = False, ellipsis: str = "…") -> str:
-    """The text in exactly so many columns."""
+    """The text in exactly this many columns."""
     text = escape(text)
     if width_of(text) > width:
         kept = ""
@@ -253,7 +253,7 @@ class View:
         return self.style.paint(left, "1") + right[: -len(state)] + self.style.paint(state, code)
 
     def _numbers(self, snapshot: Snapshot, rows: Sequence[Row], width: int) -> str:
-        """What there is, as far as it fits."""
+        """The summary, as far as it fits."""
         if snapshot.error:
             return self.style.paint(fit(snapshot.error, width, ellipsis=self.style.ellipsis), "31")
         held = sum(each.state == "held" for row in rows for each in row.holders)

@@ -150,12 +150,12 @@ def _path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def _short(value: float) -> str:
-    """One digit behind the point, if it says something: a table has a hundred of these lines."""
+    """One decimal, unless it is 0: a table has a hundred of these lines."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def _runs(values: Values) -> list[tuple[int, int]]:
-    """The stretches in which something was measured: begin, and one behind the end."""
+    """The stretches in which something was measured: start, and one after the end."""
     known = [i for i, value in enumerate(values) if value is not None]
     begins = [i for i in known if i == 0 or values[i - 1] is None]
     return [(i, next((k for k in range(i, len(values)) if values[k] is None), len(values))) for i in begins]

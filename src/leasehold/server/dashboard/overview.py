@@ -40,13 +40,13 @@ from leasehold.server.dashboard.words import (
 from leasehold.server.past import Bucket, Stats, Summary
 from leasehold.server.stats import quantiles
 
-MAX_LOOKS: Final = 6
+MAX_WARNINGS: Final = 6
 _RECENT: Final = 900.0  # seconds for which an incident needs attention
 _POINTS: Final = 120  # of a chart
 _SLOW: Final = 50.0  # milliseconds: the alert LeaseholdAcquireSlow
 
 
-class NeedsLook(NamedTuple):
+class WarningItem(NamedTuple):
     state: State
     subject: str
     is_name: bool
@@ -90,12 +90,12 @@ class Server(NamedTuple):
 def overview(look: Look, health: Health | None, server: str, missing: Sequence[str]) -> Context:
     held = sum(each.state == "held" for lock in look.locks for each in lock.holders)
     waiting = sum(len(lock.queue) for lock in look.locks)
-    looks = _looks(look, health)
-    lede = _lede(sum(lock.state == "held" for lock in look.locks), waiting, len(looks))
+    warnings = _warnings(look, health)
+    lede = _lede(sum(lock.state == "held" for lock in look.locks), waiting, len(warnings))
     return {
         "lede": lede,
         "under": _under(look),
-        "looks": looks[:MAX_LOOKS],
+        "warnings": warnings[:MAX_WARNINGS],
         "strip": _strip(look, held, waiting),
         "charts": _charts(look, waiting),
         "worst": _worst(look),
@@ -110,7 +110,7 @@ def overview(look: Look, health: Health | None, server: str, missing: Sequence[s
     }
 
 
-def _lede(held: int, waiting: int, looks: int) -> str:
+def _lede(held: int, waiting: int, warnings: int) -> str:
     if not held and not waiting:
         text = "No lock is held here"
     else:
@@ -118,9 +118,9 @@ def _lede(held: int, waiting: int, looks: int) -> str:
         text += (
             f", {waiting:,} {'caller waits' if waiting == 1 else 'callers wait'}" if waiting else ", no caller waits"
         )
-    if not looks:
+    if not warnings:
         return f"{text}, and all is well."
-    return f"{text}, and {spelled(looks)} {'thing needs' if looks == 1 else 'things need'} attention."
+    return f"{text}, and {spelled(warnings)} {'thing needs' if warnings == 1 else 'things need'} attention."
 
 
 def _under(look: Look) -> str:
@@ -138,7 +138,7 @@ def _under(look: Look) -> str:
 # ------------------------------------------------------------ what needs attention
 
 
-def _looks(look: Look, health: Health | None) -> list[NeedsLook]:
+def _warnings(look: Look, health: Health | None) -> list[WarningItem]:
     found = [*_deadlocks(look), *_engine(look, health), *_quiet(look)]
     shown = {each.subject for each in found}
     for incident in latest(look.incidents, look.now - _RECENT):
@@ -155,11 +155,11 @@ def _looks(look: Look, health: Health | None) -> list[NeedsLook]:
             "broken": (BROKEN, f": token{shown_token} was broken by {plain(incident.actor) or 'an operator'}."),
         }[incident.kind]
         href = lock_link(incident.namespace, incident.name)
-        found.append(NeedsLook(state, incident.name, True, href, text, incident.at))
+        found.append(WarningItem(state, incident.name, True, href, text, incident.at))
     return found
 
 
-def _quiet(look: Look) -> list[NeedsLook]:
+def _quiet(look: Look) -> list[WarningItem]:
     """Owners whose renewals are overdue: one line for one lock, or for all locks of one owner."""
     found: dict[str, list[tuple[str, float, int]]] = {}
     for lock in look.at_risk:
@@ -167,19 +167,21 @@ def _quiet(look: Look) -> list[NeedsLook]:
             if look.app.history.at_risk(each):
                 heard_at = look.app.history.heard_at(each, look.picture.as_of)
                 found.setdefault(each.holder.label, []).append((lock.name, heard_at, len(lock.queue)))
-    looks = []
+    warnings = []
     for holder, held in found.items():
         name, heard_at, queue = held[0]
         heard_at = look.memory.steady("heard", holder, max(each[1] for each in held))
         if len(held) == 1:
             waiters = _waiters(queue, "it")
             text = f"is at risk: {plain(holder)} has missed renewals, and loses it unless it renews.{waiters}"
-            looks.append(NeedsLook(AT_RISK, name, True, lock_link(look.namespace, name), text, heard_at))
+            warnings.append(WarningItem(AT_RISK, name, True, lock_link(look.namespace, name), text, heard_at))
         else:
             waiters = _waiters(sum(each[2] for each in held), "them")
             text = f"has gone quiet. It holds {spelled(len(held))} locks, which expire by themselves.{waiters}"
-            looks.append(NeedsLook(QUIET, holder, False, link("/owners", namespace=look.namespace), text, heard_at))
-    return looks
+            warnings.append(
+                WarningItem(QUIET, holder, False, link("/owners", namespace=look.namespace), text, heard_at)
+            )
+    return warnings
 
 
 def _waiters(count: int, what: str) -> str:
@@ -188,11 +190,11 @@ def _waiters(count: int, what: str) -> str:
     )
 
 
-def _deadlocks(look: Look) -> list[NeedsLook]:
+def _deadlocks(look: Look) -> list[WarningItem]:
     if not look.reads_all:
         return []
     return [
-        NeedsLook(
+        WarningItem(
             DEADLOCK,
             each.victim.name,
             True,
@@ -204,19 +206,21 @@ def _deadlocks(look: Look) -> list[NeedsLook]:
     ]
 
 
-def _engine(look: Look, health: Health | None) -> list[NeedsLook]:
-    looks = []
+def _engine(look: Look, health: Health | None) -> list[WarningItem]:
+    warnings = []
     href = link("/engines", namespace=look.namespace)
     if look.app.service.breaker.open or (health is not None and not health.up):
-        looks.append(NeedsLook(DOWN, "The engine", False, href, "does not answer: new acquires fail.", None))
+        warnings.append(WarningItem(DOWN, "The engine", False, href, "does not answer: new acquires fail.", None))
     for number_, member in enumerate(health.members if health is not None else (), 1):
         for storage in member.storage:
             if storage.used_ratio is not None and storage.used_ratio > 0.8:
                 text = (
                     f"uses {100 * storage.used_ratio:.0f} % of its {storage.store}. When it is full, it refuses writes."
                 )
-                looks.append(NeedsLook(AT_RISK._replace(word="STORAGE"), f"Member {number_}", False, href, text, None))
-    return looks
+                warnings.append(
+                    WarningItem(AT_RISK._replace(word="STORAGE"), f"Member {number_}", False, href, text, None)
+                )
+    return warnings
 
 
 # --------------------------------------------------------------------- numbers

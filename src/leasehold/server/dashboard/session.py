@@ -1,4 +1,4 @@
-"""Who looks at the dashboard: an API key that was typed once, and a token that shows that a form is ours.
+"""Who uses the dashboard: an API key that was typed once, and a token that shows that a form is ours.
 
 The browser keeps the key in a cookie that scripts cannot read and other sites cannot make it send. The API does not
 read that cookie, so a web page can do nothing there with it. A key that is revoked or expires ends the session with it.
