@@ -36,20 +36,20 @@ def test_renewal_deadline_is_within_half_of_remaining_ttl(now: float, left: floa
     deadline = timing.renewal_deadline(now, now + left, call_timeout)
     assert deadline <= now + call_timeout
     assert deadline <= now + max(left / 2, 0.01) + 1e-6
-    first = timing.renewal_deadline(now, now + left, call_timeout, first=True)
-    assert deadline <= first <= now + max(left * 2 / 3, 0.01) + 1e-6
+    slow = timing.renewal_deadline(now, now + left, call_timeout, slow=True)
+    assert deadline <= slow <= now + max(left * 2 / 3, 0.01) + 1e-6
 
 
 @given(seconds, st.integers(1, 9), seconds)
 def test_server_share_leaves_time_for_other_servers(left: float, servers: int, last_answer: float) -> None:
     share = timing.server_share(left, servers, last_answer)
-    assert left / servers <= share <= (left if servers == 1 else 0.75 * left)
+    assert left / servers <= share <= (left if servers == 1 else 0.9 * left)
 
 
 def test_server_share_grows_only_with_slow_answers() -> None:
     assert timing.server_share(3.0, 3, 0.02) == 1.0
     assert timing.server_share(3.0, 3, 0.5) == 1.5
-    assert timing.server_share(3.0, 3, 60.0) == 2.25
+    assert timing.server_share(3.0, 3, 60.0) == pytest.approx(2.7)
 
 
 def test_call_deadline_never_exceeds_the_ttl() -> None:

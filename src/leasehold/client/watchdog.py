@@ -6,9 +6,9 @@ Its promises:
   lease its renewal. Two exceptions: the limit is never below `_MIN_CALL_TIMEOUT`, and it does not apply to a retry
   after a failed renewal. But no call lasts longer than `call_timeout`, or than half of the time until the first lease
   ends (10 ms if that is shorter).
-- Until the engine has answered the watchdog, a call opens a connection, which takes several round trips: such a call
-  may last two thirds of both instead, and in a slow network it begins right after the grant. Where the network is
-  fast, a lease that ends before its first renewal costs no second connection.
+- In a slow network a call may last two thirds of both instead, as does the first call, because it opens a connection,
+  which takes several round trips. If the grant was slow already, the first call begins right after it. Where the
+  network is fast, a lease that ends before its first renewal costs no second connection.
 - A lease that reaches its local deadline is ended and reported then, before the engine can grant the name again.
 - Heartbeats keep waiters in the queue, and pending releases are retried until the engine answers.
 - Leases are referenced weakly: one that was dropped is released, not renewed for ever.
@@ -82,7 +82,7 @@ class Watchdog:
         self._requested_wake = _NEVER  # what the last `wake_by` asked for
         self._signal: Signal | None = None
         self._running = False
-        self._answered = False  # the engine has answered the watchdog, so its connection is open
+        self._last_answer: float | None = None  # seconds that a call took; None: no connection is open yet
         self._stopped_signal: Signal | None = None  # set when the thread has ended, for stop()
         self._stopped = self._stops_when_idle = False
         if self._engine is not None:
@@ -97,7 +97,7 @@ class Watchdog:
         due = lease._renew_at
         if due < self._wakes_at or end < self._wakes_at or not self._running:
             now = self._runtime.now()
-            if not self._answered and now < due < end and timing.is_slow_grant(now - asked_at, ttl):
+            if self._last_answer is None and now < due < end and timing.is_slow(now - asked_at, ttl):
                 lease._renew_at = due = now
             self.wake_by(due if due < end else end)
 
@@ -281,9 +281,9 @@ class Watchdog:
         """The deadline of a call. `after_failure`: a retry may exceed a third of the shortest ttl, so that a slow
         engine costs a lease one try, not its life."""
         now = runtime.now()
-        first = not self._answered
-        latest = timing.renewal_deadline(now, self._next_expiry_at(), self._call_timeout, first)
-        usual = self.shortest_ttl * (2 / 3 if first else 1 / 3)
+        slow = self._last_answer is None or timing.is_slow(self._last_answer, self.shortest_ttl)
+        latest = timing.renewal_deadline(now, self._next_expiry_at(), self._call_timeout, slow)
+        usual = self.shortest_ttl * (2 / 3 if slow else 1 / 3)
         return latest if after_failure else min(latest, now + max(usual, _MIN_CALL_TIMEOUT))
 
     async def _renew_due(self, runtime: Runtime) -> None:
@@ -332,9 +332,11 @@ class Watchdog:
         self, runtime: Runtime, claims: list[Claim], after_failure: bool = False
     ) -> list[Alive | Gone | Unavailable]:
         """The engine's answers, or `Unavailable` for all: any other failure is not an answer (E5)."""
+        asked_at = runtime.now()
         try:
             replies = list(await self._own_engine(runtime).renew(claims, self._deadline(runtime, after_failure)))
-            self._answered |= any(not isinstance(reply, Unavailable) for reply in replies)
+            if any(not isinstance(reply, Unavailable) for reply in replies):
+                self._last_answer = runtime.now() - asked_at
             return replies
         except Exception as error:
             if not isinstance(error, LeaseholdError):
@@ -390,5 +392,5 @@ class Watchdog:
 
     def _own_engine(self, runtime: Runtime) -> Engine:
         if self._engine is None:  # a connection of its own, opened at the first renewal
-            self._engine, self._answered = self._open_engine(runtime), False
+            self._engine, self._last_answer = self._open_engine(runtime), None
         return self._engine

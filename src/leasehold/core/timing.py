@@ -27,9 +27,9 @@ _POLL_INTERVAL = 0.2  # seconds between the attempts of a queue's head that no w
 _MAX_POLL_INTERVAL = 8.0  # with jitter still below WAITER_TTL: a waiter keeps its position without a watchdog
 _RETRY_SHARE = 0.15  # of the life left, between retries after a missed renewal
 _MIN_RETRY = 0.01
-_SLOW_GRANT = 1 / 16  # of the ttl: opening a connection takes up to six round trips, and a renewal must leave time
+_SLOW = 1 / 16  # of the ttl: a renewal that opens a connection takes up to six round trips
 _ROUND_TRIPS = 3  # to a server without a connection: to connect, for TLS, and for the call
-_MAX_SERVER_SHARE = 0.75  # of the time left: if the server is silent, the rest is for the others
+_MAX_SERVER_SHARE = 0.9  # of the time left: if the server is silent, the rest is for the others
 _MIN_ATTEMPT = 0.25  # seconds that an attempt gets however soon `wait` is over: a shorter one may never succeed
 
 
@@ -59,15 +59,15 @@ def retry_at(now: float, until: float, jitter: float) -> float:
     return now + max((until - now) * _RETRY_SHARE * (1 - 0.5 * jitter), _MIN_RETRY)
 
 
-def is_slow_grant(took: float, ttl: float) -> bool:
-    """Whether a grant took so long that a first renewal at the usual time may be too late: it opens a connection."""
-    return took > ttl * _SLOW_GRANT
+def is_slow(took: float, ttl: float) -> bool:
+    """Whether an answer took so long that renewals need more time than usual."""
+    return took > ttl * _SLOW
 
 
-def renewal_deadline(now: float, until: float, call_timeout: float, first: bool = False) -> float:
-    """Half of the life left: if the engine does not answer, there is time for another try. Two thirds for the first
-    renewal, which opens a connection."""
-    share = 2 / 3 if first else 1 / 2
+def renewal_deadline(now: float, until: float, call_timeout: float, slow: bool = False) -> float:
+    """Half of the life left: if the engine does not answer, there is time for another try. Two thirds if renewals are
+    slow: a shorter second try would not succeed either."""
+    share = 2 / 3 if slow else 1 / 2
     return now + min(max((until - now) * share, _MIN_RETRY), call_timeout)
 
 
@@ -75,7 +75,8 @@ def server_share(left: float, servers: int, last_answer: float) -> float:
     """How many of the seconds left to wait for the next of several servers.
 
     An equal share, but longer if the last answer took long: in a slow network no server could answer within its share,
-    and each new connection would be given up in turn. Most of the time left at most.
+    and each new connection would be given up in turn. A tenth of the time is always left for the others: enough after
+    one slow answer in a fast network.
     """
     return max(left / servers, min(last_answer * _ROUND_TRIPS, left * _MAX_SERVER_SHARE))
 
