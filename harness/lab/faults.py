@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Fault(NamedTuple):
-    """`slow`: longer ttl and deadlines, for a slow network. `needs`: of the setup, see `Setup`."""
+    """`slow_ttl`: in a slow network, where deadlines are longer, too. `needs`: of the setup, see `Setup`."""
 
     title: str
     inject: Callable[[Run], float]
     needs: frozenset[str] = frozenset()
-    slow: bool = False
+    slow_ttl: float | None = None
     pauses: bool = False  # contenders are paused: without a fence updates must be lost, or the fault did not bite
     crowd: bool = False  # another workload: see `contender.crowd`
     soaks: bool = False  # what the run leaves behind is judged as well
@@ -133,8 +133,8 @@ def lost_answers(run: Run) -> float:
 
 
 def slow_network(run: Run) -> float:
-    """Each request takes a second longer."""
-    return _delay(run, lambda: 1.0)
+    """Each request takes a second longer. A lease that is granted then must be kept, too."""
+    return _delay(run, lambda: 1.0, grants=1)
 
 
 def jitter(run: Run) -> float:
@@ -142,14 +142,18 @@ def jitter(run: Run) -> float:
     return _delay(run, lambda: 2.0 if run.rng.random() < 0.05 else run.rng.uniform(0.0, 0.2))
 
 
-def _delay(run: Run, seconds: Callable[[], float]) -> float:
-    """A lease that was renewed before must be kept. Others may be lost: to open a connection takes several requests."""
+def _delay(run: Run, seconds: Callable[[], float], grants: int = 0) -> float:
+    """A lease that was renewed before must be kept, as are the next `grants`. Others may be lost, if their grant was
+    quick and their first renewal is not: it opens a connection, which takes several requests."""
     holder = run.long_holder()
     run.sleep(0.5 * run.ttl)
     run.must_keep(holder)
     for proxy in run.proxies():
         proxy.delay = seconds
     run.sleep(1.5 * run.ttl)
+    for _ in range(grants):
+        run.must_keep(run.long_holder())
+        run.sleep(1.5 * run.ttl)
     for proxy in run.proxies():
         proxy.delay = None
     return now()
@@ -231,8 +235,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "all-restart": Fault("all servers are killed and started again", all_restart),
     "partition": Fault("the leader is cut off from the others", partition, _HOSTS),
     "lost-answers": Fault("answers are lost, requests repeated", lost_answers),
-    "slow-network": Fault("a second of delay on every request", slow_network, slow=True),
-    "jitter": Fault("0 to 200 ms of delay, 2 s on every twentieth", jitter, slow=True),
+    "slow-network": Fault("a second of delay on every request", slow_network, slow_ttl=8.0),
+    "jitter": Fault("0 to 200 ms of delay, 2 s on every twentieth", jitter, slow_ttl=24.0),
     "clock-forward": Fault("the leader's clock steps 10 s, then 60 s ahead", clock_forward, _CLOCK),
     "clock-back": Fault("the leader's clock goes back an hour", clock_back, _CLOCK),
     "clocks-apart": Fault("the clock of a minority is 10 s ahead", clocks_apart, _CLOCK),

@@ -29,7 +29,6 @@ from leasehold.fences import sql_schema
 CONTENDERS: Final = 4
 CROWD: Final = 10_000
 _DEADLINE: Final = 90.0  # seconds for what must happen, even on a busy machine
-_SLOW: Final = 12.0  # the ttl in a slow network, as a multiple
 
 
 class NotGranted(TimeoutError):
@@ -124,9 +123,9 @@ class Run:
         self.setup, self.fault, self.expectation, self.report = setup, fault, expectation, report
         self.rng, self.seed, self.plain = random.Random(seed), seed, plain
         self.seconds, self.crowd = seconds, crowd if fault.crowd else 0
-        self.ttl = setup.ttl * (_SLOW if fault.slow else 1.0)
+        self.ttl = setup.ttl if fault.slow_ttl is None else max(fault.slow_ttl, setup.min_slow_ttl)
         setup.session = self.ttl
-        self.call_timeout = 5.0 if fault.slow else setup.call_timeout
+        self.call_timeout = setup.call_timeout if fault.slow_ttl is None else 5.0
         self.contenders: list[Contender] = []
         self.clock_offset = 0.0
         self.end = 0.0
