@@ -91,6 +91,19 @@ def test_lost_lease_says_who_came_next_and_how_long_it_was_silent(past):
         assert "lease.check()" in incident.advice
 
 
+@pytest.mark.parametrize(("at", "reason"), [(29, "unknown"), (30, "expired")])
+def test_loss_found_by_a_renewal_names_the_holder_and_the_expiry(past, at, reason):
+    """The HTTP API knows only the caller of a renewal, and the engine no grant."""
+    past.grant(0, "settler-7", 48212, ttl=30.0)
+    past.clock.now = NOW + at
+    event = Event("lost", "memory", "shop", "orders/42", NOW + at, 48212, f"{'settler-7':0>16}", "key-1")
+    past(event._replace(reason="unknown", mode="exclusive"), "")
+    (incident,) = past.incidents("shop")
+    assert (incident.holder, incident.reason) == ("settler-7", reason)
+    (grant,) = past.grants("shop", "orders/42")
+    assert (grant.end, grant.reason) == ("lost", reason)
+
+
 def test_broken_lease_is_one_incident(past):
     past.grant(0, token=7)
     past.on("broken", 5, token=7, actor="mira", why="web hangs")

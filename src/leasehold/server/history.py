@@ -256,6 +256,8 @@ class History:
     def _on_end(self, past: _Past, event: Event) -> float | None:
         """Returns the seconds that the lease was held, if its grant is known and had not ended before."""
         grant = past.find(event.fingerprint, event.token)
+        if event.kind == "lost" and grant is not None:
+            event = _completed_loss(event, grant)
         was_broken = grant is not None and grant.end == "broken"
         if event.kind == "lost" and not was_broken:  # a holder that notices the break is no second incident
             self._on_loss(past, event, grant)
@@ -383,3 +385,10 @@ def _begin_risk(grant: PastGrant | None, at: float) -> None:
     if grant is not None and grant.end is None and not (grant.at_risk and grant.at_risk[-1].ended is None):
         grant.at_risk.append(AtRisk(at, None))
         del grant.at_risk[:-MAX_MARKS]
+
+
+def _completed_loss(event: Event, grant: PastGrant) -> Event:
+    """A loss that the HTTP API reports names its caller, not the holder. And an engine that has forgotten a grant
+    cannot say why it ended; if its ttl was over, it expired."""
+    expired = event.reason in (None, "unknown") and event.at >= grant.expires_at
+    return event._replace(holder=grant.holder or event.holder, reason="expired" if expired else event.reason)
