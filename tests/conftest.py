@@ -1,6 +1,7 @@
 """Settings and fixtures for all tests."""
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -28,6 +29,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # measured: there are two thousand, each would take twice as long, and the coverage gate needs none of them.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_stay_as_they_were() -> Iterator[None]:
+    """Commands that run in the test's own process set up the loggers, and later tests would capture nothing."""
+    loggers = [logging.getLogger(name) for name in ("leasehold", "leasehold.waiting", "leasehold.server.files")]
+    before = [(logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, (level, propagate, handlers) in zip(loggers, before, strict=True):
+        logger.propagate, logger.handlers[:] = propagate, handlers
+        if logger.level != level:
+            logger.setLevel(level)
 
 
 def pytest_configure(config: pytest.Config) -> None:

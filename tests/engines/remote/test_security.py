@@ -14,6 +14,7 @@ import pytest
 
 from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.config import EngineConfig
+from leasehold.engines.remote.servers import Servers
 from leasehold.engines.remote.url import API_KEY_VARIABLE, parse_url, read_api_key
 from leasehold.errors import AccessDenied
 from tests.support.scripted_server import free_engine, problem, response
@@ -112,13 +113,23 @@ def test_denied_waiter_does_not_wait(protected, monkeypatch):
         client.lock("users/1").acquire(wait=60)
 
 
+def test_key_that_another_thread_has_read_again_is_used(tmp_path):
+    file = write_key(tmp_path / "api.key", KEY)
+    servers = Servers(parse_url(EngineConfig.parse(f"http://127.0.0.1:1?api_key_file={file}", 5.0)))
+    refused = servers.authorization
+    assert not servers.reload_api_key(refused)
+    write_key(file, KEY[:-1] + "9")
+    assert servers.reload_api_key(refused)
+    assert servers.reload_api_key(refused), "for the call of the other thread"
+    assert not servers.reload_api_key(servers.authorization)
+
+
 def test_replaced_key_file_is_read_again(start_server, tmp_path):
     """A lease must not be lost because its key was replaced while the program runs."""
     old, new = KEY, KEY[:-1] + "9"
 
     def script(call):
-        calls = [head for head in server.heads if head.startswith("POST")]  # the stream has a thread of its own
-        if calls[-1].count(f"Bearer {new}"):
+        if server.heads[-1].count(f"Bearer {new}"):
             return free_engine(call)
         return response(401, problem("unauthorized")["problem"])
 

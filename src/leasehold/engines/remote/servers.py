@@ -23,6 +23,7 @@ to the next server only if it was not sent. Errors are `NotSent` if no server ca
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 from leasehold import tracing
@@ -123,16 +124,13 @@ class Servers:
             self._index = server.index
             self.on_move()
 
-    def reload_api_key(self) -> bool:
-        """Read the API key again: it may have been replaced. True: it is another one."""
-        if self.url.api_key_file is None:
-            return False
-        try:
-            authorization = _authorization(read_api_key(self.url))
-        except ConfigError:
-            return False
-        changed, self.authorization = authorization != self.authorization, authorization
-        return changed
+    def reload_api_key(self, refused: str) -> bool:
+        """Read the API key again: it may have been replaced. True: it is another one than in the `authorization` that
+        was refused. Another thread may have read it meanwhile."""
+        if self.url.api_key_file is not None:
+            with suppress(ConfigError):
+                self.authorization = _authorization(read_api_key(self.url))
+        return self.authorization != refused
 
 
 def _authorization(api_key: str) -> str:
@@ -183,7 +181,7 @@ class Failover:
                 rounds, broke_before = rounds + 1, False
                 tried.clear()
                 continue
-            left = call.deadline - now()
+            left, authorization = call.deadline - now(), servers.authorization
             if left <= 0:
                 break
             try:
@@ -212,7 +210,7 @@ class Failover:
                 if not call.repeatable or not servers.leave_without_engine(server, now()):
                     break
             except AccessDenied:
-                if not servers.reload_api_key():
+                if not servers.reload_api_key(authorization):
                     raise
                 continue
             else:
