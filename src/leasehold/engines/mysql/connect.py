@@ -177,7 +177,10 @@ async def _connect_address(
         finally:
             signal.set()
 
-    runtime.start_thread(run, "leasehold-connect")
+    try:
+        runtime.start_thread(run, "leasehold-connect")
+    except RuntimeError:  # the interpreter exits, and this is the watchdog's thread, which has releases to send
+        await run(runtime)
     try:
         answered = await signal.wait(deadline - began)
     except BaseException:

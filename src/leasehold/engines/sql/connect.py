@@ -32,7 +32,10 @@ async def resolve(host: str, runtime: Runtime, deadline: float, server: str, eng
             answer.append(error)
         signal.set()
 
-    runtime.start_thread(look_up, "leasehold-look-up")
+    try:
+        runtime.start_thread(look_up, "leasehold-look-up")
+    except RuntimeError:  # the interpreter exits, and this is the watchdog's thread, which has releases to send
+        await look_up(runtime)
     await signal.wait(deadline - runtime.now())
     if not answer:
         raise Unavailable(f"{server}: host {host} was not resolved before the deadline", engine=engine)
