@@ -166,7 +166,7 @@ class UnixConnection(http.client.HTTPConnection):
 def test_unix_socket_is_served_to_its_owner(tmp_path):
     where = f"{tmp_path}/leasehold.sock"
     with running("--listen", "127.0.0.1:0", "--listen", f"unix:{where}") as server:
-        assert f"listening on unix:{where}" in server.output
+        poll(lambda: f"listening on unix:{where}" in server.output)
         assert os.stat(where).st_mode & 0o777 == 0o600
         connection = UnixConnection(where)
         connection.request("POST", "/v1/acquire", b'{"name": "x"}')

@@ -227,6 +227,21 @@ def test_child_is_killed_before_lease_ends_when_engine_is_silent(shell, tmp_path
     assert shell("run", "-w", "10", "j", "true").returncode == 0
 
 
+def stop_outside_a_transaction(pid: int, database: Path) -> None:
+    """Stop a process while it does not write: otherwise every other one would wait for it."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        connection = sqlite3.connect(database, timeout=0.05)
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError:
+            os.kill(pid, signal.SIGCONT)
+        else:
+            return
+        finally:
+            connection.close()
+
+
 def test_child_group_is_killed_after_pause_past_the_ttl(shell, wait_until, is_alive):
     """Wrapper and child are stopped past the ttl. When they resume, the whole group is killed at once."""
     script = "sleep 300 & echo $! > other; echo $$; while :; do date +%N >> beats; sleep 0.01; done"
@@ -234,7 +249,7 @@ def test_child_group_is_killed_after_pause_past_the_ttl(shell, wait_until, is_al
     pid = int(pid)
     other = int((shell.folder / "other").read_text())
     token = shell.json("get", "j")["holders"][0]["token"]
-    os.kill(first.pid, signal.SIGSTOP)
+    stop_outside_a_transaction(first.pid, shell.folder / "locks.db")
     os.killpg(pid, signal.SIGSTOP)
     try:
         second = shell("run", "-w", "10", "j", "-c", "echo $LEASEHOLD_TOKEN")
