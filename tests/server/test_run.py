@@ -330,6 +330,7 @@ def test_caller_that_hangs_up_keeps_its_position_with_its_own_id(memory_server, 
 # -- events
 
 
+@pytest.mark.extended  # once in fifteen runs on a busy machine the loop notices the hang-up a turn too late
 @pytest.mark.parametrize("where", ["open connection", "new connection"])
 def test_request_of_a_caller_that_hung_up_before_it_began_is_not_run(where):
     """A server that was stopped for a while must not carry out what its callers have repeated at another server: the
