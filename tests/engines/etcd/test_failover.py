@@ -228,7 +228,7 @@ def test_leader_cut_off_from_the_majority_grants_nothing() -> None:
     partition.run("etcd")
 
 
-@pytest.mark.extended
+@pytest.mark.faults
 def test_slow_network_costs_no_lease(cluster, url) -> None:
     """No member is the first to answer if each gets less time than an answer takes."""
     proxies = [Proxy(member.port) for member in cluster.members]

@@ -268,7 +268,7 @@ def test_session_closed_during_a_call_ends_the_call(database, make_driver) -> No
     assert [type(error) for error in errors] == [SqlConnectionLost]
 
 
-@pytest.mark.extended
+@pytest.mark.faults
 def test_slow_network_costs_no_lease(database) -> None:
     """The first renewal opens a connection, which takes several round trips."""
     proxy = Proxy(database.server.port)

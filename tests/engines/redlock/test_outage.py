@@ -320,6 +320,6 @@ def test_lock_is_exclusive_and_fast_over_jittery_networks(nodes, client_count) -
     check_elapsed(began, 30, "waiters wait for reservations to expire")
 
 
-@pytest.mark.extended
+@pytest.mark.faults
 def test_slow_network_costs_no_lease(proxied_nodes) -> None:
     check_lease_is_kept(*proxied_nodes)

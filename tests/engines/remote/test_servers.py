@@ -330,7 +330,7 @@ def test_request_with_calls_of_two_traces_names_none(driver, pair):
     assert b"traceparent:" not in request
 
 
-@pytest.mark.extended
+@pytest.mark.faults
 def test_slow_network_costs_no_lease(pair):
     proxies = [Proxy(server.port) for server in pair]
     try:
