@@ -248,7 +248,7 @@ def _waiter_note(waiter: Holding) -> str:
 
 
 def _timeline_key(grants: Sequence[PastGrant], queue: Sequence[Holding], now: float) -> object:
-    """The timeline is drawn anew when something happened, and every few seconds because time goes on."""
+    """The timeline is redrawn after every event, and every few seconds so that it keeps up with the clock."""
     newest = grants[0] if grants else None
     said = None if newest is None else (newest.token, newest.end, newest.renewed, len(newest.refused))
     return said, tuple(each.fingerprint for each in queue[:5]), int(now // 5)
