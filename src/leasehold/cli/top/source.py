@@ -18,9 +18,7 @@ from leasehold.runtime.base import Runtime
 
 _STATS_INTERVAL: Final = 2.0
 _STATS_SECONDS: Final = 60  # that rates and latencies are about
-_RENEWED_SECONDS: Final = (
-    2.0  # seconds: a larger change of the life left is a renewal; some engines count whole seconds
-)
+_RENEWED_SECONDS: Final = 2.0  # a larger change of the life left is a renewal; some engines count whole seconds
 
 _log = logging.getLogger("leasehold.cli")
 
