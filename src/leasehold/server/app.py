@@ -389,12 +389,7 @@ class App:
 
 
 async def _read_body(receive: Receive) -> bytes:
-    """The protocol bounds its size and time, and then hangs up.
-
-    A server that was stopped for a while finds requests whose callers have given up, and perhaps repeated them at
-    another server: these must not be carried out. The loop reads a body first and notices the hang-up in its next turn.
-    """
-    await asyncio.sleep(0)
+    """The protocol bounds its size and time, and then hangs up."""
     parts: list[bytes] = []
     while True:
         message = await receive()

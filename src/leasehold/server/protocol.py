@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import ssl
 import time
 from collections.abc import Callable
@@ -45,6 +46,7 @@ _ONCE: Final = frozenset(
         b"transfer-encoding",
     }
 )
+_HANG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # the first is Linux's
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -217,8 +219,12 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """A server that was stopped for a while finds requests whose callers have given up, and perhaps repeated them
+        at another server: these must not be carried out. The loop would read the hang-up only after the request."""
         self._expect_nothing()
         self._in_body, self._unread = False, 0
+        if self.parser.get_method() == b"POST" and self._has_hung_up():
+            self._hang_up(self.cycle)
         super().on_message_complete()
 
     # -- what is refused
@@ -324,6 +330,14 @@ class Protocol(HttpToolsProtocol):
     def _drop_bodies(self) -> None:
         self._rules.bodies.bytes -= self._in_memory
         self._in_memory = 0
+
+    def _has_hung_up(self) -> bool:
+        """Whether the end of what the caller sends has arrived, even if it is not read yet."""
+        if self.transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), _HANG_UP)
+        return bool(poll.poll(0))
 
     def _hang_up(self, cycle: RequestResponseCycle | None) -> None:
         """Notify the application, through `receive`, that this caller is gone, so that it sends nothing more."""
