@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import resource
 import socket
 import time
 
@@ -230,30 +229,6 @@ def test_connection_above_the_limit_is_told_so_and_closed():
         second.close()
         poll(lambda: not app.server.server_state.connections)
         assert ask(app, closing(GET))[0] == 200
-
-
-def test_half_open_connections_leave_a_good_caller_unharmed():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    half_open = []
-    try:
-        with serving(connections=2000) as app:
-            for n in range(1000):
-                half_open.append(socket.create_connection(("127.0.0.1", app.port), timeout=60))
-                if n % 2:
-                    half_open[-1].sendall(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-            times = []
-            with connected(app) as good:
-                for _ in range(200):
-                    began = time.monotonic()
-                    good.sendall(GET)
-                    assert good.recv(65_536)
-                    times.append(time.monotonic() - began)
-            check_elapsed(time.monotonic() - sorted(times)[197], 0.1, "p99 of a good caller")
-    finally:
-        for each in half_open:
-            each.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_pipelined_requests_are_answered_in_order_up_to_a_limit(echo):

@@ -153,6 +153,10 @@ class RunningServer:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def cpu(self) -> float:
+        """Processor seconds of its main thread, which runs the event loop."""
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+
     def stop(self) -> int:
         """End it with SIGTERM, and return its exit code."""
         if self.process.poll() is None:
