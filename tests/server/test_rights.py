@@ -199,6 +199,7 @@ VERB_CASES = {
             verb("inspect", namespace=lambda lease: lease["namespace"], prefix=lambda lease: lease["name"]),
         ),
     ],
+    "report": [("lock", verb("report", refusal=lambda lease: select(lease, "namespace", "name", "token")))],
 }
 WITHOUT_RIGHTS = {"/v1/traits", "/v1/calls", "/v1/stream", "/metrics"}  # any key; /v1/calls checks each verb
 WITHOUT_KEY = {"/healthz", "/readyz", "/openapi.json"}

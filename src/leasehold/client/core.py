@@ -24,7 +24,7 @@ from leasehold.core import timing
 from leasehold.core.names import owner_of
 from leasehold.engines.base import Engine, Opener
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
-from leasehold.errors import ConfigError, NotAcquired, Reentered, Unavailable
+from leasehold.errors import ConfigError, NotAcquired, Reentered, StaleToken, Unavailable
 from leasehold.events import Event, EventKind, FenceKind, Hook, call_hook, count_dropped_event
 from leasehold.model import Claim, Holder, Reason, Traits
 from leasehold.runtime.base import Runtime
@@ -260,6 +260,13 @@ class ClientCore:
         # Engines have subclasses of `Unavailable`, which are their own affair.
         name = "Unavailable" if isinstance(error, Unavailable) else type(error).__name__
         self.emit("failed", claim, reason=f"{type(error).__name__}: {error}", error=name, **about)
+
+    def report_refusal(
+        self, claim: Claim, token: int, stale: StaleToken, fence: FenceKind, slot: int | None = None
+    ) -> None:
+        """A fence refused a token. A lock server is told as well: no other server sees what happens at a resource."""
+        self.emit("stale_token", claim, token=token, reason=str(stale), slot=slot, fence=fence, seen=stale.highest)
+        self.registry.report_refusal(claim, token, stale, fence)
 
     def _report_released_soon(self, claim: Claim, token: int) -> None:
         self.emit("released", claim, token=token, on_callback_thread=True)

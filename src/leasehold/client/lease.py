@@ -384,11 +384,8 @@ class BaseLease:
 
     def _report_stale_token(self, stale: StaleToken, fence: FenceKind) -> Hook | None:
         """A fence has seen a newer token. Only reported: other locks may share the fence. Returns the client's hook."""
-        core, seen = self._core, stale.highest
-        core.emit(
-            "stale_token", self._claim, token=self.token, reason=str(stale), slot=self.slot, fence=fence, seen=seen
-        )
-        return core.options.on_event
+        self._core.report_refusal(self._claim, self.token, stale, fence, self.slot)
+        return self._core.options.on_event
 
     def _set_signals(self) -> None:
         for signal in self._signals or ():

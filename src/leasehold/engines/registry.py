@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK, poll_interval
+from leasehold.errors import StaleToken
 from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
 
@@ -67,6 +68,8 @@ class ClaimRegistry:
         self.abandoned_ttl = WAITER_TTL  # how long an abandoned claim may stay at the engine
         # Makes the watchdog run by an instant; safe inside a finaliser.
         self.wake_watchdog: Callable[[float], None] = _no_watchdog
+        # Reports a token that a fence refused to the lock server of this client, if it has one. Never waits or raises.
+        self.report_refusal: Callable[[Claim, int, StaleToken, str], None] = _not_reported
         self.connection_epoch: object = None  # a new object each time the engine lost its connection
         self._now = runtime.now
 
@@ -162,6 +165,10 @@ def snapshot_items(mapping: dict[K, V]) -> list[tuple[K, V]]:
 
 def _no_watchdog(_at: float) -> None:
     """Does nothing: for a registry without a watchdog, as in tests of one engine."""
+
+
+def _not_reported(_claim: Claim, _token: int, _stale: StaleToken, _fence: str) -> None:
+    """Does nothing: the engine is not a lock server."""
 
 
 async def wait_for_wakeup(runtime: Runtime, waiter: Waiter, busy: Busy, seconds: float, *, polls: bool = False) -> None:

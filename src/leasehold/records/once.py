@@ -176,7 +176,7 @@ class Once:
             highest = core.load(found.data).token if found is not None else 0
             stale = StaleToken(f"the record of {self._key}", token=run.token, highest=highest)
             claim = self._lock._new_claim()
-            self._core.emit("stale_token", claim, token=run.token, reason=str(stale), fence="once", seen=highest)
+            self._core.report_refusal(claim, run.token, stale, "once")
             raise stale
         self._finished_run = run
 

@@ -175,7 +175,11 @@ async def break_(app: App, request: Request) -> Response:
 
 async def refusal(app: App, request: Request) -> Response:
     """A fence reports a token that it refused, for the history, events, metrics and the audit log. Nothing else."""
-    body = read_body(schemas.RefusalBody, request.body)
+    note_refusal(app, request, read_body(schemas.RefusalBody, request.body))
+    return json_response(schemas.Noted(True))
+
+
+def note_refusal(app: App, request: Request, body: schemas.RefusalBody) -> None:
     with checked():
         namespace, name = check_namespace(body.namespace), check_name(body.name)
     request.allow("lock", namespace, name)
@@ -183,7 +187,6 @@ async def refusal(app: App, request: Request) -> Response:
         raise invalid("holder and reason must be printable")
     with app.limits.call(request.caller, "read", namespace, name):
         app.report_refusal(request, namespace, name, body)
-    return json_response(schemas.Noted(True))
 
 
 async def traits(app: App, request: Request) -> Response:

@@ -18,7 +18,7 @@ from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.engines.remote import wire
 from leasehold.errors import LeaseholdError
 from leasehold.model import Alive, Busy, Claim, Gone
-from leasehold.server import problems
+from leasehold.server import api, problems, schemas
 from leasehold.server.messages import EventStream, Request, Response, checked, encode, json_response, problem_member
 from leasehold.server.problems import Forbidden, invalid
 
@@ -191,6 +191,20 @@ def _ping(app: App, request: Request, call: Call, deadline: float) -> Answer:
     return run()
 
 
+def _report(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    """The same as `POST /v1/refusals`."""
+    try:
+        body = msgspec.convert(call.get("refusal"), schemas.RefusalBody)
+    except msgspec.ValidationError as bad:
+        raise invalid(str(bad)) from None
+
+    async def run() -> wire.Json:
+        api.note_refusal(app, request, body)
+        return {"value": True}
+
+    return run()
+
+
 _VERBS: Final[dict[str, Callable[[App, Request, Call, float], Answer]]] = {
     "attempt": _attempt,
     "renew": _renew,
@@ -199,6 +213,7 @@ _VERBS: Final[dict[str, Callable[[App, Request, Call, float], Answer]]] = {
     "break": _break,
     "inspect": _inspect,
     "ping": _ping,
+    "report": _report,
 }
 
 

@@ -19,6 +19,7 @@ from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.connections import new_connections
 from leasehold.engines.remote.listener import Listener
+from leasehold.engines.remote.refusals import RefusalReports
 from leasehold.engines.remote.servers import Call, Failover, Reply, Servers
 from leasehold.engines.remote.url import parse_url
 from leasehold.engines.remote.wire import Json
@@ -34,12 +35,13 @@ class Shared(NamedTuple):
 
     servers: Servers
     listener: Listener
+    refusals: RefusalReports
 
 
 class RemoteEngine:
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, shared: Shared, scheme: str) -> None:
         self._runtime, self._registry, self._scheme = runtime, registry, scheme
-        self._servers, self._listener = shared
+        self._servers, self._listener, self._refusals = shared
         self._connections = new_connections(runtime, registry, scheme)
         self._failover = Failover(self._servers, self._connections, runtime, scheme)
         self._polling: set[str] = set()  # id hashes of waiters that their server cannot wake, so they poll
@@ -133,11 +135,13 @@ class RemoteEngine:
     def after_fork(self) -> None:
         self._connections.after_fork()
         self._listener.after_fork()
+        self._refusals.after_fork()
 
     async def close(self) -> None:
         self._connections.close()
         if self._registry.remove_engine(self):
             self._listener.close()
+            await self._refusals.flush(self._runtime)
 
     # --------------------------------------------------------------- asking
 
@@ -163,6 +167,8 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Rem
     shared = registry.shared.get("remote")
     if not isinstance(shared, Shared):  # the client's first engine instance
         servers = Servers(parse_url(config), registry.client_id)
-        shared = Shared(servers, Listener(servers, runtime, registry, config.call_timeout))
+        about = servers, runtime, registry, config.call_timeout
+        shared = Shared(servers, Listener(*about), RefusalReports(*about))
         registry.shared["remote"] = shared
+        registry.report_refusal = shared.refusals.add
     return RemoteEngine(runtime, registry, shared, config.scheme)

@@ -10,11 +10,12 @@ does not know are ignored, so a newer server may add some.
                                {"do": "renew", "claims": [CLAIM, ...]},
                                {"do": "release", "claim": CLAIM}, {"do": "decline", "claim": CLAIM},
                                {"do": "break", "namespace": "", "name": "orders/42", "token": 41},
-                               {"do": "inspect", "namespace": "", "prefix": "orders/", "exact": false}, {"do": "ping"}]
+                               {"do": "inspect", "namespace": "", "prefix": "orders/", "exact": false}, {"do": "ping"},
+                               {"do": "report", "refusal": REFUSAL}]   a token that a fence refused
     answers    [{"grant": [token, ttl, slot]}
                 {"busy": [left, position, token, holder], "heard": true}   whether this server can wake this client
                 {"renewed": [{"alive": [ttl, position]}, {"gone": "expired"}, {"problem": PROBLEM}]}
-                {"value": true}      release (true, false, null), break and decline
+                {"value": true}      release (true, false, null), break, decline and report
                 {"value": [HOLDING, ...]}    inspect      {"value": TRAITS}    ping
                 {"problem": PROBLEM}]
     stream     GET /v1/stream: events whose data is a list of
@@ -33,7 +34,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
 
 from leasehold.config import DAY, check_limit, check_ttl
 from leasehold.core.names import check_name, check_namespace, hash_id
-from leasehold.core.texts import server_text
+from leasehold.core.texts import escape, server_text
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Mismatch, NotSent, Unavailable, Unsupported
 from leasehold.model import (
     NO_MIN_HOLD,
@@ -56,6 +57,8 @@ T = TypeVar("T")
 MAX_CALLS: Final = 512  # verbs of one request, and claims of one renewal
 MAX_LABEL: Final = 255  # characters of each text of a holder
 MIN_ID, MAX_ID = 16, 128  # characters of a claim's id
+_MAX_REASON: Final = 500  # characters of a refusal's reason
+_MAX_REPORTED_LABEL: Final = 200  # characters of its holder
 PROBLEM_TYPE: Final = "https://leasehold.dev/problems/"
 
 _ID_CHARACTERS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
@@ -314,7 +317,16 @@ def error_from_problem(value: object, engine: str) -> LeaseholdError:
     return Unavailable(text, engine=engine, retry_in=retry_in)
 
 
-# Holdings and traits
+# Refusals, holdings and traits
+
+
+def refusal_to_json(claim: Claim, token: int, seen: int, fence: str, reason: str) -> Json:
+    """A token that a fence refused, as in the body of `POST /v1/refusals`."""
+    made: Json = {"namespace": claim.namespace, "name": claim.name, "token": token, "fence": fence}
+    made |= {"holder": escape(claim.holder.label)[:_MAX_REPORTED_LABEL], "reason": escape(reason)[:_MAX_REASON]}
+    if seen > 0:  # else the fence has lost what it had seen
+        made["seen"] = seen
+    return {"do": "report", "refusal": made}
 
 
 def holding_to_json(holding: Holding) -> Json:
