@@ -216,6 +216,42 @@ def test_history_of_many_names_stays_below_ten_mebibytes(past):
     assert used < 10 * 2**20
 
 
+def test_history_of_a_busy_tenant_pushes_out_none_of_another(past, monkeypatch):
+    """More names, grants, holders and groups than the server keeps, each of which a quiet tenant has ten."""
+    monkeypatch.setattr(statistics, "MAX_ROWS", 50)
+    for number in range(10):
+        name = f"kind-{'y' * number}"
+        past.grant(0, f"quiet-{number}", 1, ttl=1e6, namespace="quiet", name=name)
+        past.on("lost", 0, f"quiet-{number}", 1, namespace="quiet", name=name, reason="expired")
+    for number in range(10_000):
+        name = f"kind-{'x' * (number % 200)}/{number}"
+        past.grant(1, f"busy-{number}", 1, namespace="busy", name=name)
+        if number < limits.MAX_HOLDERS + 10:
+            past.on("lost", 1, f"busy-{number}", 1, namespace="busy", name=name, reason="expired")
+    past.on("granted", 1, "late", 1, namespace="late", seconds=0.0)
+    kept = [past.grants("quiet", f"kind-{'y' * number}") for number in range(10)]
+    assert all(kept)
+    assert [past.losses("quiet", f"quiet-{number}") for number in range(10)] == [1] * 10
+    assert len(past._names) == limits.MAX_NAMES
+    assert len(past._lives) == limits.MAX_GRANTS
+    assert past._lives.get("quiet", f"{'quiet-0':0>16}")
+    assert len(past.stats("quiet", 60.0).groups) == 10
+    assert sum(past.stats("late", 60.0).total.activity) == 1, "a tenant that comes later is counted, too"
+    rows = {row for column in past.hour._columns.values() for row in column.counts}
+    assert len(rows) == statistics.MAX_ROWS
+
+
+def test_grants_of_a_busy_name_push_out_none_of_another_tenant(past, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_GRANTS", 100)
+    for number in range(30):
+        past.grant(number, f"quiet-{number}", 1 + number, namespace="quiet")
+    for number in range(1000):
+        past.grant(number, f"busy-{number}", 1 + number, namespace="busy", name=f"orders/{number % 7}")
+    assert len(past.grants("quiet", "orders/42")) == 30
+    counted = sum(len(past.grants("busy", f"orders/{number}")) for number in range(7))
+    assert counted == 70 == past._grants["busy"]
+
+
 def test_incidents_of_one_namespace_push_out_none_of_another(past):
     past.on("lost", 0, namespace="quiet", token=1, reason="expired")
     past.on("breaker_opened", 0, name="", namespace="")

@@ -7,6 +7,7 @@ api.py         the HTTP API: one function for each path       schemas.py   its b
 queries.py     routes that only read: locks, owners, history, incidents, statistics
 picture.py     the last inspect of each namespace, kept for readers   deadlocks.py cycles and chains in it
 history.py     past grants, waits and incidents, from events  stats.py     an hour of them, in buckets of ten seconds
+fair_table.py  a bound that namespaces share
 past.py        the records of the history, typed              incidents.py what each incident means; owners gone quiet
 dashboard/     pages for people                               demo.py      example traffic, for `--demo`
 peers.py       the history of all servers of an engine        merging.py   how it is merged

@@ -4,21 +4,23 @@ Live state comes from the engine (`picture.py`), history from events: an engine 
 went through it, and through its peers (`peers.py`). A grant may end elsewhere, so an end that was not seen is not
 invented: the grant is shown as ended `unseen` once a later exclusive grant shows that it is over.
 
-Memory is bounded: names, grants and waits of a name, grants of all names, renewals of a grant, incidents. What was used
-least recently is forgotten first. No decision depends on any of it.
+Memory is bounded: names, grants and waits of a name, grants of all names, renewals of a grant, incidents. The namespace
+that has the most forgets first, and what was used least recently: one tenant cannot push out the history of another. No
+decision depends on any of it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple
 
 from leasehold.core import timing
 from leasehold.core.deadlocks import Deadlock, seen_in_both
 from leasehold.events import Event
 from leasehold.model import Claim, Holding
 from leasehold.server import incidents, merging
+from leasehold.server.fair_table import FairTable, Tally
 from leasehold.server.past import AtRisk, Incident, Owner, PastGrant, PastWait, Refusal, Renewal, Stats
 from leasehold.server.picture import Picture, Snapshot
 from leasehold.server.stats import Hour
@@ -36,8 +38,6 @@ MAX_HOLDERS: Final = 2000  # whose losses are counted
 
 _RENEWED_SECONDS: Final = 2.0  # a life that falls by so much more than the clock was renewed with a shorter ttl
 _SAME_OUTAGE: Final = 10.0  # seconds
-
-Key: TypeAlias = tuple[str, str]  # namespace and name
 
 
 class _Life(NamedTuple):
@@ -73,11 +73,11 @@ class History:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock  # Unix time
-        self._names: OrderedDict[Key, _Past] = OrderedDict()  # the one used last is at the end
-        self._grants = 0  # of all names
+        self._names: FairTable[_Past] = FairTable()
+        self._grants = Tally()  # of all names
         self._incidents: OrderedDict[str | None, deque[Incident]] = OrderedDict()  # by namespace; None: of the engine
-        self._losses: OrderedDict[Key, int] = OrderedDict()  # by namespace and holder
-        self._lives: OrderedDict[str, _Life] = OrderedDict()  # of grants, by fingerprint
+        self._losses: FairTable[int] = FairTable()  # by holder
+        self._lives: FairTable[_Life] = FairTable()  # of grants, by fingerprint
         self._deadlocks: dict[str, list[Deadlock]] = {}  # of the picture before, by namespace
         self._shown_deadlocks: dict[str, dict[frozenset[str], Incident]] = {}
         self._outages: dict[str, Incident] = {}  # the last of each kind
@@ -89,7 +89,7 @@ class History:
         if event.kind in ("breaker_opened", "breaker_closed"):
             self._on_breaker(event)
             return
-        past = self._past((event.namespace, event.name))
+        past = self._past(event.namespace, event.name)
         held = None
         match event.kind:
             case "granted":
@@ -114,12 +114,12 @@ class History:
 
     def records(self, namespace: str, name: str) -> list[PastGrant]:
         """The same, with releases of grants that only a peer may know."""
-        past = self._names.get((namespace, name))
+        past = self._names.get(namespace, name)
         return [] if past is None else list(reversed(past.grants))
 
     def waits(self, namespace: str, name: str) -> list[PastWait]:
         """Latest first."""
-        past = self._names.get((namespace, name))
+        past = self._names.get(namespace, name)
         return [] if past is None else list(reversed(past.waits))
 
     def incidents(self, namespace: str | None = None, limit: int = 100) -> list[Incident]:
@@ -140,7 +140,7 @@ class History:
 
     def ttl(self, holding: Holding) -> float:
         """The life of the grant when it was new or renewed, as far as it is known: at least what is left."""
-        known = self._lives.get(holding.fingerprint)
+        known = self._lives.get(holding.namespace, holding.fingerprint)
         return holding.left if known is None else max(known.ttl, holding.left)
 
     def at_risk(self, holding: Holding) -> bool:
@@ -164,11 +164,11 @@ class History:
 
     def losses(self, namespace: str, holder: str) -> int:
         """How many leases the holder lost in this namespace."""
-        return self._losses.get((namespace, holder), 0)
+        return self._losses.get(namespace, holder) or 0
 
     def expired_token(self, claim: Claim) -> int | None:
         """The token of the claim's grant, if that is known here, has not ended, and was not renewed in time."""
-        past = self._names.get((claim.namespace, claim.name))
+        past = self._names.get(claim.namespace, claim.name)
         grant = None if past is None else past.find(claim.fingerprint, None)
         if grant is None or grant.end not in (None, "unseen") or self._clock() < grant.expires_at:
             return None
@@ -188,6 +188,7 @@ class History:
                     grant.end, grant.ended_at = "unseen", min(event.at, grant.expires_at)
         self._add(
             past,
+            event.namespace,
             PastGrant(
                 token=event.token,
                 fingerprint=fingerprint,
@@ -203,7 +204,7 @@ class History:
                 trace=trace or None,
             ),
         )
-        self._record_life(fingerprint, _Life(event.at, ttl, ttl))
+        self._record_life(event.namespace, fingerprint, _Life(event.at, ttl, ttl))
         past.highest_token = max(past.highest_token, event.token or 0)
         if event.queued:
             past.waits.append(_wait(event, waited, "granted"))
@@ -224,17 +225,17 @@ class History:
             expires_at=event.at,
             partial=True,
         )
-        self._add(past, grant)
+        self._add(past, event.namespace, grant)
         return grant
 
-    def _add(self, past: _Past, grant: PastGrant) -> None:
+    def _add(self, past: _Past, namespace: str, grant: PastGrant) -> None:
         past.grants.append(grant)
-        self._grants += 1
         if len(past.grants) > MAX_GRANTS_PER_NAME:
             past.grants.popleft()
-            self._grants -= 1
-        while self._grants > MAX_GRANTS:
-            self._forget(next(iter(self._names)))
+            return
+        self._grants.add(namespace, 1)
+        while self._grants.total > MAX_GRANTS:
+            self._forget_grant(self._grants.largest())
 
     def _on_given_up(self, past: _Past, event: Event) -> None:
         if event.queued:
@@ -243,7 +244,7 @@ class History:
     def _on_renewal(self, past: _Past, event: Event) -> None:
         grant = past.find(event.fingerprint, event.token) or self._add_partial(past, event)
         ttl = event.ttl or 0.0
-        self._record_life(event.fingerprint or "", _Life(event.at, ttl, ttl))
+        self._record_life(event.namespace, event.fingerprint or "", _Life(event.at, ttl, ttl))
         grant.renewed += 1
         grant.renewals.append(Renewal(event.at, max(0.0, grant.expires_at - event.at)))
         del grant.renewals[:-MAX_RENEWALS]
@@ -275,10 +276,8 @@ class History:
         return None if grant.partial else grant.ended_at - grant.granted_at
 
     def _on_loss(self, past: _Past, event: Event, grant: PastGrant | None) -> None:
-        holder = event.namespace, event.holder or ""
-        self._losses[holder] = self._losses.pop(holder, 0) + 1
-        if len(self._losses) > MAX_HOLDERS:
-            self._losses.popitem(last=False)
+        holder = event.holder or ""
+        self._losses.put(event.namespace, holder, 1 + self.losses(event.namespace, holder), MAX_HOLDERS)
         self._add_incident(incidents.lost(event, grant, past.highest_token))
 
     def _on_refusal(self, past: _Past, event: Event) -> None:
@@ -315,10 +314,10 @@ class History:
         self.hour.observe(snapshot)
         for holding in snapshot.holdings:
             if holding.state == "held":
-                known = self._lives.get(holding.fingerprint) or _Life(snapshot.as_of, 0.0, 0.0)
+                known = self._lives.get(holding.namespace, holding.fingerprint) or _Life(snapshot.as_of, 0.0, 0.0)
                 shortened = holding.left < known.left - (snapshot.as_of - known.at) - _RENEWED_SECONDS
                 ttl = holding.left if shortened else max(known.ttl, holding.left)
-                self._record_life(holding.fingerprint, _Life(snapshot.as_of, holding.left, ttl))
+                self._record_life(holding.namespace, holding.fingerprint, _Life(snapshot.as_of, holding.left, ttl))
         self._observe_deadlocks(snapshot)
 
     def _observe_deadlocks(self, snapshot: Snapshot) -> None:
@@ -350,23 +349,23 @@ class History:
         if len(self._incidents) > MAX_INCIDENT_NAMESPACES:
             self._incidents.popitem(last=False)
 
-    def _past(self, key: Key) -> _Past:
-        past = self._names.get(key)
-        if past is None:
-            past = self._names[key] = _Past()
-            if len(self._names) > MAX_NAMES:
-                self._forget(next(iter(self._names)))
-        self._names.move_to_end(key)
+    def _past(self, namespace: str, name: str) -> _Past:
+        past = self._names.get(namespace, name) or _Past()
+        if (forgotten := self._names.put(namespace, name, past, MAX_NAMES)) is not None:
+            self._grants.add(forgotten.namespace, -len(forgotten.value.grants))
         return past
 
-    def _forget(self, key: Key) -> None:
-        self._grants -= len(self._names.pop(key).grants)
+    def _forget_grant(self, namespace: str) -> None:
+        """Of the name that was used least recently. A name without grants is forgotten itself."""
+        grants = self._names.oldest(namespace).value.grants
+        if grants:
+            grants.popleft()
+            self._grants.add(namespace, -1)
+        if not grants:
+            self._names.pop_oldest(namespace)
 
-    def _record_life(self, fingerprint: str, life: _Life) -> None:
-        self._lives[fingerprint] = life
-        self._lives.move_to_end(fingerprint)
-        if len(self._lives) > MAX_GRANTS:
-            self._lives.popitem(last=False)
+    def _record_life(self, namespace: str, fingerprint: str, life: _Life) -> None:
+        self._lives.put(namespace, fingerprint, life, MAX_GRANTS)
 
 
 def _wait(event: Event, seconds: float, outcome: str) -> PastWait:

@@ -1,7 +1,8 @@
 """An hour of what happened, in buckets of ten seconds, for charts and quantiles without a monitoring system.
 
 Memory is bounded: 360 buckets, each with at most `MAX_ROWS` rows. A row is a namespace or one of its groups. Namespaces
-and groups beyond that are not counted apart: their namespace still counts them, if it has a row.
+and groups beyond that are not counted apart: their namespace still counts them, if it has a row. When all rows are in
+use, a namespace with fewer rows than another takes one of that: one tenant's groups do not hide another tenant.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from leasehold.events import Event
+from leasehold.server.fair_table import Tally
 from leasehold.server.past import Bucket, Counts, Quantiles, Stats, Summary
 from leasehold.server.picture import Snapshot
 from leasehold.telemetry import groups
@@ -45,6 +47,8 @@ class Hour:
     def __init__(self) -> None:
         self._columns: dict[int, _Column] = {}  # by Unix time in units of BUCKET_SECONDS
         self._rows: dict[Row, None] = {}
+        self._tally = Tally()  # of the rows
+        self._swept_at = 0  # the bucket in which rows without counts were last removed
 
     def count(self, event: Event, held: float | None = None) -> None:
         """`held`: for an event that ends a lease, the seconds since its grant."""
@@ -98,13 +102,27 @@ class Hour:
                 yield counts.get(row) or counts.setdefault(row, Counts())
 
     def _admit(self, row: Row) -> bool:
-        """A new row. If there are too many, those that have no counts any more make room."""
+        """A new row. If there are too many, those without counts make room; else the newest group of the namespace that
+        has the most, if that has at least two more."""
+        if len(self._rows) >= MAX_ROWS and self._swept_at != (latest := max(self._columns, default=0)):
+            self._swept_at = latest
+            used = {each for column in self._columns.values() for each in column.counts}
+            for unused in self._rows.keys() - used:
+                self._remove(unused)
         if len(self._rows) >= MAX_ROWS:
-            self._rows = {row: None for column in self._columns.values() for row in column.counts}
-        if len(self._rows) >= MAX_ROWS:
-            return False
+            if self._tally[row[0]] + 1 >= self._tally.most:
+                return False
+            largest = self._tally.largest()
+            self._remove(next(each for each in reversed(self._rows) if each[0] == largest and each[1]))
         self._rows[row] = None
+        self._tally.add(row[0], 1)
         return True
+
+    def _remove(self, row: Row) -> None:
+        del self._rows[row]
+        self._tally.add(row[0], -1)
+        for column in self._columns.values():
+            column.counts.pop(row, None)
 
     def _column(self, at: float) -> _Column:
         """The bucket of an event, which may be late: it may come from another worker."""
