@@ -98,7 +98,10 @@ def test_peers_authenticate_and_callers_see_only_their_names(tmp_path, new_id):
         claim = {"namespace": "shop", "name": "orders/42", "id": new_id()}
         assert first.post("/v1/acquire", claim, key=shop).status == 200
         place = "/v1/history?namespace=shop&name=orders/42"
-        poll(lambda: second.get(place, key=shop).json["grants"])
+        (seen,) = poll(lambda: second.get(place, key=shop).json["grants"])
+        assert seen["server"] == "peer 1", "a key for some names does not see where servers are"
+        (seen,) = second.get(place, key=secret.read_text()).json["grants"]
+        assert seen["server"] == f"127.0.0.1:{first.port}"
         assert second.get(place, key=other).status == 403
         assert second.get("/v1/incidents", key=other).json["incidents"] == []
         assert secret.read_text().strip() not in first.output + second.output

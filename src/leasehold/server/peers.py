@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode
@@ -28,7 +28,9 @@ from leasehold.errors import ConfigError
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.net.event_loop import connect_in_loop
 from leasehold.server import merging, schemas
+from leasehold.server.auth import Caller
 from leasehold.server.history import History
+from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.past import Incident, Owner, PastGrant, PastWait, Stats
 from leasehold.server.picture import Picture
 
@@ -116,11 +118,19 @@ class Peers:
 
     def __init__(self, history: History, peers: Sequence[Peer] = (), instance: str = "") -> None:
         self._history, self._peers = history, list(peers)
+        self._numbers = {str(peer): f"peer {number}" for number, peer in enumerate(peers, 1)}
         self.instance = instance  # names this server, the same in all its workers
         self._answers: OrderedDict[str, tuple[float, asyncio.Task[Merged[list[object]]]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._peers)
+
+    def names_for(self, caller: Caller) -> Callable[[str], str]:
+        """What a caller sees of a peer's address: only its number in the list of peers, unless the caller may read
+        everything. An empty text, which is this server, stays empty."""
+        if caller.may_list(ANY_NAMESPACE, ""):
+            return str
+        return lambda address: self._numbers.get(address, "")
 
     async def past(self, namespace: str, name: str, *, local: bool = False) -> Merged[NamePast]:
         """The grants and waits of a name. `local`: those of this server alone, here and below."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from leasehold.core.names import check_name, check_namespace, check_prefix
 from leasehold.model import Holding
@@ -17,12 +18,14 @@ from leasehold.server import schemas
 from leasehold.server.auth import Caller
 from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.messages import Request, Response, checked, encode, json_response, known_arguments
-from leasehold.server.past import Incident
+from leasehold.server.past import Incident, PastGrant, PastWait
 from leasehold.server.problems import invalid
 from leasehold.server.stats import BUCKET_SECONDS, BUCKETS
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
+
+R = TypeVar("R", PastGrant, PastWait, Incident)
 
 _HOUR: Final = BUCKET_SECONDS * BUCKETS
 
@@ -35,10 +38,14 @@ async def owners(app: App, request: Request) -> Response:
     with app.limits.call(request.caller, "read", namespace):
         picture = (await app.pictures.get(namespace, outdated=True)).with_prefix(prefix)
         found, missing = await app.peers.owners(picture, local=_flag(arguments, "local"))
-    as_of = round(picture.as_of, 3)
-    return json_response(
-        schemas.Owners(owners=found, as_of=as_of, stale=picture.stale, missing=missing, server=app.peers.instance)
+    shown = schemas.Owners(
+        owners=found,
+        as_of=round(picture.as_of, 3),
+        stale=picture.stale,
+        missing=_missing(app, request, missing),
+        server=app.peers.instance,
     )
+    return json_response(shown)
 
 
 async def history(app: App, request: Request) -> Response:
@@ -53,9 +60,9 @@ async def history(app: App, request: Request) -> Response:
         schemas.NameHistory(
             namespace=namespace,
             name=name,
-            grants=found.grants,
-            waits=found.waits,
-            missing=missing,
+            grants=_of_peers(app, request, found.grants),
+            waits=_of_peers(app, request, found.waits),
+            missing=_missing(app, request, missing),
             server=app.peers.instance,
         )
     )
@@ -72,7 +79,13 @@ async def incidents(app: App, request: Request) -> Response:
         await app.pictures.get_many(app.pictures.latest_namespaces() if everywhere else [namespace])  # finds deadlocks
         found, missing = await app.peers.incidents(None if everywhere else namespace, local=_flag(arguments, "local"))
     shown = [each for each in found if may_see(request.caller, each) and each.name.startswith(prefix)]
-    return json_response(schemas.Incidents(incidents=shown[:limit], missing=missing, server=app.peers.instance))
+    return json_response(
+        schemas.Incidents(
+            incidents=_of_peers(app, request, shown[:limit]),
+            missing=_missing(app, request, missing),
+            server=app.peers.instance,
+        )
+    )
 
 
 def may_see(caller: Caller, incident: Incident) -> bool:
@@ -92,7 +105,19 @@ async def stats(app: App, request: Request) -> Response:
     with app.limits.call(request.caller, "read", namespace):
         seconds = _read_seconds(arguments.get("seconds"))
         found, missing = await app.peers.stats(namespace, seconds, local=_flag(arguments, "local"))
-    return json_response(schemas.StatsAnswer(stats=found, missing=missing, server=app.peers.instance))
+    return json_response(
+        schemas.StatsAnswer(stats=found, missing=_missing(app, request, missing), server=app.peers.instance)
+    )
+
+
+def _missing(app: App, request: Request, peers: Sequence[str]) -> list[str]:
+    return list(map(app.peers.names_for(request.caller), peers))
+
+
+def _of_peers(app: App, request: Request, records: Sequence[R]) -> list[R]:
+    """The records, with what the caller may see of the servers that saw them. Other callers get the same records."""
+    name = app.peers.names_for(request.caller)
+    return [replace(each, server=name(each.server)) if each.server else each for each in records]
 
 
 def _read_scope(arguments: Mapping[str, str]) -> tuple[str, str]:

@@ -198,6 +198,19 @@ async def test_peer_that_does_not_answer_is_named():
 
 
 @in_loop
+async def test_address_of_a_peer_is_shown_to_unrestricted_keys_only(tmp_path):
+    file = tmp_path / "keys.toml"
+    every, part = new_key(file, "every", "read:*:"), new_key(file, "part", "read::")
+    async with serving(key_file=file, peers=Peer.parse("http://127.0.0.1:1,127.0.0.2:1")) as site:
+        for path in ("/", "/v1/history?name=orders/42", "/v1/owners", "/v1/incidents?namespace=", "/v1/stats"):
+            assert "127.0.0.2:1" in (await site.get(path, authorization=f"Bearer {every}")).html, path
+            shown = (await site.get(path, authorization=f"Bearer {part}")).html
+            assert "127.0.0." not in shown, path
+            assert "peer 1" in shown, path
+            assert "peer 2" in shown, path
+
+
+@in_loop
 async def test_unknown_paths_stay_problem_documents():
     async with serving() as site:
         answer = await site.get("/locks/orders/42")

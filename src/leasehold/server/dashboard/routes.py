@@ -206,7 +206,7 @@ class Dashboard:
             owners=(await app.peers.owners(picture)).value if page.key == "owners" else (),
             past=(await app.peers.past(namespace, name)).value if name else NO_PAST,
         )
-        return look, missing
+        return look, list(map(app.peers.names_for(caller), missing))
 
     async def _context(self, look: Look, page: Page, missing: list[str]) -> dict[str, Any]:
         namespace = look.namespace
