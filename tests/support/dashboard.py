@@ -57,7 +57,8 @@ class Site:
 
     async def post(self, path: str, fields: dict[str, Any]) -> Answer:
         """A form of the dashboard, with the token of its page."""
-        sent = {"form": self.cookies.get("leasehold_form", ""), **fields}
+        prefix = "__Host-" if self.app.dashboard.secure else ""
+        sent = {"form": self.cookies.get(f"{prefix}leasehold_form", ""), **fields}
         return Answer(await self.request("POST", path, urlencode(sent).encode()))
 
     async def call(self, path: str, **fields: Any) -> dict[str, Any]:

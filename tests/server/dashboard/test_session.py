@@ -30,12 +30,27 @@ async def test_page_without_a_key_leads_to_the_login_and_back(tmp_path):
 async def test_key_is_kept_in_a_cookie_that_only_this_site_can_use(tmp_path):
     key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
     async with serving(key_file=tmp_path / "keys.toml") as site:
-        await site.get("/login")
-        for secure in (False, True):
+        for secure, prefix in ((False, ""), (True, "__Host-")):
             site.app.dashboard.secure = secure
+            await site.get("/login")
             cookie = (await site.post("/login", {"key": key})).headers["set-cookie"]
-            assert cookie.startswith(f"leasehold_key={key}; Max-Age=28800; Path=/; HttpOnly; SameSite=Strict")
+            assert cookie.startswith(f"{prefix}leasehold_key={key}; Max-Age=28800; Path=/; HttpOnly; SameSite=Strict")
             assert cookie.endswith("; Secure") == secure
+            assert (await site.get("/locks")).status == 200
+            ended = (await site.post("/logout", {})).headers["set-cookie"]
+            assert ended.startswith(f"{prefix}leasehold_key=; Max-Age=0;")
+            assert (await site.get("/locks")).status == 303
+
+
+@in_loop
+async def test_cookie_that_another_host_may_have_set_does_not_count_over_tls(tmp_path):
+    key = new_key(tmp_path / "keys.toml", "ops", "read:*:")
+    async with serving(key_file=tmp_path / "keys.toml") as site:
+        site.cookies = {"leasehold_key": key, "leasehold_form": "f" * 32}
+        assert (await site.get("/locks")).status == 200
+        site.app.dashboard.secure = True
+        assert (await site.get("/locks")).status == 303
+        assert (await site.post("/login", {"form": "f" * 32, "key": key})).status == 403
 
 
 @pytest.mark.parametrize(("origin", "secure"), [("https://locks.example", True), ("http://localhost:7420", False)])
@@ -47,6 +62,8 @@ async def test_cookie_is_sent_only_over_tls_if_a_proxy_adds_it(origin, secure, t
         form = urlencode({"form": site.cookies["leasehold_form"], "key": key}).encode()
         answer = Answer(await site.request("POST", "/login", form, {"origin": origin}))
         assert answer.headers["set-cookie"].endswith("; Secure") == secure
+        assert ("__Host-leasehold_key" in site.cookies) == secure
+        assert (await site.get("/locks")).status == 200
 
 
 @pytest.mark.parametrize("wrong", ["", "lh_ops_" + "0" * 64, "ops", "lh_ops_" + "a" * 600, "\N{SNOWMAN}"])

@@ -112,7 +112,7 @@ class Dashboard:
         except Exception as error:
             problem = self._app.explain(request, error)
             if problem.status == 401:
-                if session.authorization(request):  # as in the API: a connection guesses few keys a second
+                if session.authorization(request, self.secure):  # as in the API: a connection guesses few keys a second
                     await asyncio.sleep(_WRONG_KEY_DELAY)
                 answer = self._to_login(request)
             else:
@@ -349,7 +349,9 @@ class Dashboard:
     # -------------------------------------------------------------------- session
 
     def _identify(self, request: Request) -> Caller:
-        caller = self._app.authenticator.identify(session.authorization(request), request.certificate_names)
+        caller = self._app.authenticator.identify(
+            session.authorization(request, self.secure), request.certificate_names
+        )
         if caller is None:
             raise Problem("unauthorized", 401, "log in")
         request.caller = caller
@@ -369,7 +371,7 @@ class Dashboard:
 
     async def _log_in(self, request: Request) -> Response:
         request.body = await request.read_body()
-        fields = session.read_form(request)
+        fields = session.read_form(request, self.secure)
         key = fields.get("key", "").strip()
         if self._app.authenticator.identify(b"Bearer " + key.encode(), ()) is None:
             await asyncio.sleep(_WRONG_KEY_DELAY)
@@ -386,12 +388,15 @@ class Dashboard:
             return answer._replace(headers=cookies)
         there = fields.get("next", "/")
         is_ours = there.startswith("/") and not there.startswith(("//", "/\\")) and there.isprintable()
-        return _redirect(there if is_ours else "/", session.key_cookie(key, self.secure or session.over_tls(request)))
+        return _redirect(there if is_ours else "/", self._key_cookie(request, key))
 
     async def _log_out(self, request: Request) -> Response:
         request.body = await request.read_body()
-        session.read_form(request)
-        return _redirect("/login", session.key_cookie("", self.secure))
+        session.read_form(request, self.secure)
+        return _redirect("/login", self._key_cookie(request, ""))
+
+    def _key_cookie(self, request: Request, key: str) -> tuple[bytes, bytes]:
+        return session.key_cookie(key, self.secure or session.over_tls(request))
 
     # --------------------------------------------------------------------- actions
 
@@ -399,7 +404,7 @@ class Dashboard:
         self._identify(request)
         request.within = self._app.service.call_timeout
         request.body = await request.read_body()
-        fields = session.read_form(request)
+        fields = session.read_form(request, self.secure)
         if not self.admin:
             raise Problem("forbidden", 403, "this server was started without --admin: its dashboard changes nothing")
         broken = await actions.break_(self._app, request, fields)
