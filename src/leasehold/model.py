@@ -45,6 +45,9 @@ class Claim(NamedTuple):
     token: int = 0  # of the claim's grant; 0 before it is granted
     wait_deadline: float = inf  # when a queued claim's `wait` is over, by `runtime.now()`; never sent to the engine
     group: str | None = None  # of the lock in metrics; never sent to the engine
+    # Its grant is of no use once this process has ended, so an engine that can prove that may end it. Never sent to a
+    # server: a process elsewhere works under that grant.
+    process_bound: bool = False
 
     @property
     def fingerprint(self) -> str:

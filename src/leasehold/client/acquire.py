@@ -212,7 +212,7 @@ async def _pause(core: ClientCore, claim: Claim, seconds: float) -> None:
 
 
 def _with_queue(claim: Claim, wait_deadline: float) -> Claim:
-    return fast_tuple(Claim, (*claim[:_QUEUE_INDEX], True, claim.token, wait_deadline, claim.group))
+    return fast_tuple(Claim, (*claim[:_QUEUE_INDEX], True, claim.token, wait_deadline, *claim[_QUEUE_INDEX + 3 :]))
 
 
 def without_min_hold(claim: Claim) -> Claim:

@@ -208,7 +208,7 @@ class ClientCore:
         if hook is None and not logged:
             return
         # One step for all fields: reading them one by one takes longer than building the event.
-        namespace, name, _, id_hash, holder, _, mode, _, _, _, _, _, _, _, group = claim
+        namespace, name, _, id_hash, holder, _, mode, _, _, _, _, _, _, _, group, _ = claim
         label, _, _, purpose = holder
         runtime = self.runtime
         event = fast_tuple(

@@ -88,7 +88,9 @@ class BaseLock(LeaseAttributes, Generic[L]):
         self._core: ClientCore = client._core
         self._namespace = self._core.options.namespace
         # The fields that follow `holder` in every claim of this lock, built once: each acquire makes a claim.
-        self._claim_fields = (options.ttl, *shape, options.delay, options.min_hold, False, 0, NEVER, options.group)
+        process_bound = not options.min_hold and "outlives" not in (options.require or ())
+        of_grant = (options.ttl, *shape, options.delay, options.min_hold)
+        self._claim_fields = (*of_grant, False, 0, NEVER, options.group, process_bound)
         self._refuse_unsupported()
         self._core.watchdog.shortest_ttl = min(self._core.watchdog.shortest_ttl, options.ttl)
 

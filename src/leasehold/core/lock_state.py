@@ -320,6 +320,7 @@ class LockState:
         )
         if claim.min_hold:
             entry.min_hold = claim.min_hold
+        entry.process_bound = claim.process_bound
         self.entries[entry.id_hash] = entry
         return entry
 
@@ -329,7 +330,7 @@ class LockState:
         """Answer an attempt of a reserved or held entry: the same token, and at least the requested ttl (E2, E8)."""
         if entry.state == RESERVED:
             entry.state, entry.since, entry.expires_at = HELD, context.now, context.now
-        entry.delay, entry.min_hold = claim.delay, claim.min_hold
+        entry.delay, entry.min_hold, entry.process_bound = claim.delay, claim.min_hold, claim.process_bound
         life = self._extend(context.now, entry, claim.ttl)
         self._next_expiry = min(self._next_expiry, entry.expires_at)
         self._advance_queue(context, notifications)

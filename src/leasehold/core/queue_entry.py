@@ -69,3 +69,4 @@ class QueueEntry:
     token: int = 0
     slot: int | None = None
     min_hold: float = 0.0
+    process_bound: bool = False

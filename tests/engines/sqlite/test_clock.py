@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 
@@ -51,6 +52,37 @@ def test_leases_get_their_full_ttl_again_after_machine_restart(path) -> None:
     assert run_sync(after.attempt(claim("c"), NO_DEADLINE)).token > held.token
     for opened_engine in (before, after):
         run_sync(opened_engine.close())
+
+
+def test_leases_bound_to_their_process_end_with_the_machine(path) -> None:
+    now = [5000.0]
+    before = open_engine(path, BootClock("machine", "boot 1", "ns", lambda: now[0]))
+    for name, delay in (("plain", 0.0), ("cools", 3.0)):
+        bound = claim("a", process_bound=True, delay=delay)._replace(name=name, id_hash=name)
+        run_sync(before.attempt(bound, NO_DEADLINE))
+    now[0] = 7.0
+    after = open_engine(path, BootClock("machine", "boot 2", "ns", lambda: now[0]))
+    (cooling,) = run_sync(after.inspect("", "", False, NO_DEADLINE))
+    assert (cooling.name, cooling.state, cooling.left) == ("cools", "cooling", 3.0)
+    for opened_engine in (before, after):
+        run_sync(opened_engine.close())
+
+
+def test_tokens_rise_over_restarts_in_which_wall_clock_and_log_are_lost(path) -> None:
+    """The wall clock starts at 1970 in each boot, and the last token is as low as a power cut may leave it."""
+    highest = 0
+    for boot in range(3):
+        opened_engine = open_engine(path, BootClock("machine", f"boot {boot}", "ns", wall=lambda: 0.0))
+        for _ in range(3):
+            grant = run_sync(opened_engine.attempt(claim("a", process_bound=True), NO_DEADLINE))
+            assert grant.token > highest
+            highest = grant.token
+            run_sync(opened_engine.release(claim("a"), NO_DEADLINE))
+        run_sync(opened_engine.close())
+        with sqlite3.connect(path) as db:
+            assert db.execute("select ceiling from lh_meta").fetchone()[0] >= highest
+            db.execute("update lh_meta set token = 0, ticket = 0")
+        db.close()
 
 
 @pytest.mark.parametrize(

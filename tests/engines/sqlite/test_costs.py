@@ -7,40 +7,100 @@ import threading
 import pytest
 
 from leasehold import Client
-from leasehold.engines.sqlite import connection as file_module
-from leasehold.model import Alive, Busy, Grant
+from leasehold.engines.sqlite import connection as connection_module
+from leasehold.engines.sqlite import rows
+from leasehold.engines.sqlite.boot_clock import BootClock
+from leasehold.engines.sqlite.engine import open_with_clock
 from tests.support import probe
 
+SYNCED, NOT_SYNCED = 2, 1
 
-@pytest.mark.parametrize("durable", ["yes", "no"])
-def test_grants_renewals_and_releases_sync_to_disk_but_waiters_do_not(path, monkeypatch, wait_until, durable) -> None:
-    url = f"sqlite://{path}?durable={durable}"
-    original, transactions = file_module.SqliteConnection._transact, []
+
+@pytest.fixture
+def levels(monkeypatch) -> list[int]:
+    """The synchronous level of each write transaction that was committed and changed something."""
+    original, found = connection_module.SqliteConnection._transact, []
 
     def transaction(self, db, job, write):
         (level,) = db.execute("pragma synchronous").fetchone()
+        before = db.total_changes
         answer = original(self, db, job, write)
-        transactions.append((level, answer))
+        if db.total_changes != before:
+            found.append(level)
         return answer
 
-    monkeypatch.setattr(file_module.SqliteConnection, "_transact", transaction)
-    grant_level = 2 if durable == "yes" else 1
-    with Client(url) as holder, Client(url) as client:
+    monkeypatch.setattr(connection_module.SqliteConnection, "_transact", transaction)
+    return found
+
+
+def acquire_renew_release(client: Client, name: str = "a", **options) -> None:
+    lease = client.lock(name, **options).acquire()
+    lease.renew()
+    lease.release()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [NOT_SYNCED] * 3),
+        ({"delay": 5.0}, [SYNCED, SYNCED, NOT_SYNCED]),
+        ({"require": {"outlives"}}, [SYNCED, SYNCED, NOT_SYNCED]),
+        ({"min_hold": 60.0}, [SYNCED] * 3),  # the release writes that the name stays occupied
+    ],
+    ids=["plain", "delay", "outlives", "min_hold"],
+)
+def test_only_what_must_survive_a_power_cut_waits_for_the_disk(path, levels, options, expected) -> None:
+    with Client(f"sqlite://{path}") as client:
+        client.lock("first").acquire().release()  # raises the ceiling of tokens
+        levels.clear()
+        acquire_renew_release(client, **options)
+        assert levels == expected
+    with Client(f"sqlite://{path}?durable=no") as client:
+        levels.clear()
+        acquire_renew_release(client, "b", **options)
+        assert set(levels) == {NOT_SYNCED}
+
+
+def test_waiters_and_hand_offs_do_not_wait_for_the_disk(path, levels, wait_until) -> None:
+    with Client(f"sqlite://{path}") as holder, Client(f"sqlite://{path}") as client:
         held = holder.lock("a").acquire()
+        levels.clear()
         waiter = threading.Thread(target=lambda: client.lock("a", wait=60).acquire().release())
         waiter.start()
         wait_until(lambda: [h.state for h in holder.inspect()] == ["held", "waiting"])
         probe.watchdog(client)._next_heartbeat_at = 0.0
         probe.registry(client).wake_watchdog(0.0)
-        wait_until(lambda: any(answer == [Alive(15.0, 0)] for _, answer in transactions))  # a heartbeat
-        held.renew()
         held.release()
-        waiter.join(20)
-        client.lock("b").acquire().release()  # uncontended, although this client now queues at once
-        assert [level for level, answer in transactions if isinstance(answer, Grant) or answer is True] == [
-            grant_level
-        ] * 6
-        assert {level for level, answer in transactions if answer == [Alive(15.0, 0)]} == {1}
-        assert next(level for level, answer in transactions if isinstance(answer, Busy) and answer.position == 0) == 1
-        renewals = [(level, answer[0]) for level, answer in transactions if isinstance(answer, list)]
-        assert [level for level, reply in renewals if isinstance(reply, Alive) and reply.ttl > 15.0] == [grant_level]
+        waiter.join(60)
+        assert set(levels) == {NOT_SYNCED}
+        assert len(levels) >= 4
+
+
+def test_break_waits_for_the_disk(path, levels) -> None:
+    with Client(f"sqlite://{path}") as client:
+        lease = client.lock("a").acquire()
+        levels.clear()
+        assert client.break_lock("a", token=lease.token)
+        assert levels == [SYNCED]
+
+
+def test_ceiling_of_tokens_is_raised_with_a_sync_once_per_step(path, levels, monkeypatch) -> None:
+    wall = [1000.0]
+    here = BootClock.of_this_machine()
+    clock = BootClock(here.machine, here.boot, here.time_namespace, wall=lambda: wall[0])
+    monkeypatch.setattr(rows, "_CEILING_STEP", 5_000_000)  # five seconds
+    with Client(f"sqlite://{path}", engine=lambda config, *args: open_with_clock(config, *args, clock)) as client:
+        client.ping()
+        levels.clear()
+        for _ in range(20):
+            client.lock("a").acquire().release()
+            wall[0] += 1.0
+        assert levels.count(SYNCED) == 4  # at 0, 6, 12 and 18 s
+        assert levels[0] == SYNCED
+
+
+def test_every_write_waits_for_the_disk_if_the_boot_is_unknown(path, levels) -> None:
+    clock = BootClock("machine", "", "")
+    with Client(f"sqlite://{path}", engine=lambda config, *args: open_with_clock(config, *args, clock)) as client:
+        acquire_renew_release(client)
+        assert set(levels) == {SYNCED}

@@ -39,6 +39,7 @@ class ModelComparison:
         self.boot_clock = BootClock("machine", "boot", "", lambda: self.now, lambda: 0.0)
         self.db = sqlite3.connect(":memory:", isolation_level=None)
         schema.prepare_schema(self.db, ":memory:", self.boot_clock)
+        self.db.execute("update lh_meta set ceiling = 1000")
         self.state: LockState | None = None
 
     def run_model(self, verb, kind="lock", limit=1):

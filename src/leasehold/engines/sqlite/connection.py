@@ -44,6 +44,11 @@ class DatabaseLocked(Exception):
     """Another process is in a transaction: try again. Never leaves the engine."""
 
 
+class NeedsSync(Exception):
+    """The transaction writes what a power cut must not undo: repeat it, and wait for the disk. Never leaves the
+    connection."""
+
+
 class ClockChanged(Exception):
     """The file's clock is not the one it was opened with: reopen it. Never leaves the engine."""
 
@@ -65,12 +70,13 @@ class SqliteConnection:
         _CONNECTIONS.add(self)
 
     def run_transaction(
-        self, job: Callable[[sqlite3.Connection], T], deadline: float, *, write: bool = True, sync: bool = True
+        self, job: Callable[[sqlite3.Connection], T], deadline: float, *, write: bool = True, sync: bool = False
     ) -> T:
         """Run `job` as one transaction, all or nothing. Raises DatabaseLocked instead of waiting, and Unavailable if a
         statement still runs at the deadline.
 
-        `sync=False`: do not wait for the disk. A power cut may undo the transaction until the next one that syncs.
+        `sync`: wait for the disk. Otherwise a power cut may undo the transaction, until a later one of any process
+        syncs: the log is one sequence. A job that raises NeedsSync runs again, with the sync.
         """
         # A finaliser or signal handler that interrupts this thread's own transaction would wait for it for ever, with
         # SQLite's write lock held.
@@ -80,8 +86,13 @@ class SqliteConnection:
             try:
                 self._deadline = deadline
                 db = self._ensure_open()
-                self._set_synchronous(db, sync and self.durable)
-                return self._transact(db, job, write)
+                # Without a boot id, a restart of the machine goes unnoticed, and with it what a power cut has undone.
+                self._set_synchronous(db, self.durable and (sync or not self.boot_clock.boot))
+                try:
+                    return self._transact(db, job, write)
+                except NeedsSync:
+                    self._set_synchronous(db, True)
+                    return self._transact(db, job, write)
             except sqlite3.Error as error:
                 raise self._map_error(error) from error
             except (OverflowError, UnicodeError) as error:
@@ -196,6 +207,11 @@ class SqliteConnection:
             db.close()
             raise
         return db
+
+    @property
+    def synced(self) -> bool:
+        """Inside a transaction: whether a power cut cannot undo it, or may, because of `durable=no`."""
+        return self._is_synchronous is True or not self.durable
 
     def _set_synchronous(self, db: sqlite3.Connection, wanted: bool) -> None:
         if self._is_synchronous is not wanted:

@@ -24,7 +24,7 @@ from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import DatabaseLocked, SqliteConnection
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
 from leasehold.engines.sqlite.location import resolve_path
-from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings
+from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings, must_survive
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
@@ -48,12 +48,7 @@ class InFlightAttempt:
 
     def __init__(self, sync: bool) -> None:
         self.abandoned = False
-        self.sync = sync
-
-
-class NeedsSync(Exception):
-    """A grant was decided in a transaction that a power cut may undo: repeat it and wait for the disk. Never leaves the
-    engine. Queueing does not wait for the disk, or a thousand waiters would sync every few seconds."""
+        self.sync = sync  # a hint: a transaction that has to sync does so in any case
 
 
 class SqliteEngine:
@@ -87,7 +82,7 @@ class SqliteEngine:
             may_be_granted = waiter is not None and waiter.woken
             self._registry.shared["contended"] = True
             self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
-        in_flight = InFlightAttempt(sync=may_be_granted or not self._connection.durable)
+        in_flight = InFlightAttempt(sync=may_be_granted and must_survive(claim))
         try:
             return await self._run_with_retry(deadline, self._attempt, claim, in_flight)
         except BaseException as error:
@@ -193,35 +188,24 @@ class SqliteEngine:
         if claim.queue or not address:
             self._connection.open(deadline)
             address = self._wakeup_socket.ensure_bound(self._runtime)
-        notifications: Notifications = []
 
-        def decide(db: sqlite3.Connection) -> Grant | Busy:
+        def decide(db: sqlite3.Connection, notifications: Notifications) -> Grant | Busy:
             if in_flight.abandoned:
                 raise Unavailable("the caller gave up before the attempt was made", engine="sqlite")
             grant = None if claim.queue else acquire_uncontended(db, self._boot_clock, claim, address)
-            reply = grant or self._attempt_contended(db, notifications, claim, address, in_flight)
+            reply = grant or self._attempt_contended(db, notifications, claim, address)
             self._attempts += 1
             if not self._attempts % _SWEEP_EVERY:
                 self._sweep(db, notifications)
             return reply
 
-        try:
-            reply = self._connection.run_transaction(decide, deadline, sync=in_flight.sync)
-        except NeedsSync:
-            in_flight.sync = True
-            reply = self._connection.run_transaction(decide, deadline)
-        self._send_notifications(notifications, deadline)
+        reply = self._decide(decide, deadline, sync=in_flight.sync)
         if in_flight.abandoned:  # the caller's release may have run before this attempt
             self._release(claim, deadline)
         return reply
 
     def _attempt_contended(
-        self,
-        db: sqlite3.Connection,
-        notifications: Notifications,
-        claim: Claim,
-        address: str,
-        in_flight: InFlightAttempt,
+        self, db: sqlite3.Connection, notifications: Notifications, claim: Claim, address: str
     ) -> Grant | Busy:
         lock_state = RowLockState(
             db, self._boot_clock, claim.namespace, claim.name, claim.id_hash, claim.kind, claim.limit
@@ -229,18 +213,15 @@ class SqliteEngine:
         reply, new_notifications = lock_state.attempt(
             lock_state.context(self._boot_clock.wall, self._wakeup_socket.is_reachable), claim, address
         )
-        if not in_flight.sync and isinstance(reply, Grant):
-            raise NeedsSync
-        lock_state.save()
+        lock_state.save(self._connection.synced)
         notifications.extend((claim.namespace, claim.name, notification) for notification in new_notifications)
         return reply
 
     def _renew(self, claims: Sequence[Claim], deadline: float) -> list[Alive | Gone]:
         if self._wakeup_socket.address and any(not claim.token for claim in claims):
             self._wakeup_socket.ensure_bound(self._runtime)
-        notifications: Notifications = []
 
-        def decide(db: sqlite3.Connection) -> list[Alive | Gone]:
+        def decide(db: sqlite3.Connection, notifications: Notifications) -> list[Alive | Gone]:
             return [
                 self._apply(
                     db, notifications, (each.namespace, each.name, each.id_hash), partial(LockState.renew, claim=each)
@@ -248,14 +229,10 @@ class SqliteEngine:
                 for each in claims
             ]
 
-        replies = self._connection.run_transaction(decide, deadline, sync=any(claim.token for claim in claims))
-        self._send_notifications(notifications, deadline)
-        return replies
+        return self._decide(decide, deadline, sync=any(claim.token and must_survive(claim) for claim in claims))
 
     def _release(self, claim: Claim, deadline: float) -> bool:
-        notifications: Notifications = []
-
-        def decide(db: sqlite3.Connection) -> bool:
+        def decide(db: sqlite3.Connection, notifications: Notifications) -> bool:
             if release_uncontended(db, self._boot_clock, claim):
                 return True
             verb = partial(
@@ -266,27 +243,31 @@ class SqliteEngine:
             )
             return self._apply(db, notifications, (claim.namespace, claim.name, claim.id_hash), verb)
 
-        ended = self._connection.run_transaction(decide, deadline)
-        self._send_notifications(notifications, deadline)
-        return ended
+        return self._decide(decide, deadline)
 
     def _decline(self, claim: Claim, deadline: float) -> bool:
-        notifications: Notifications = []
         verb = partial(LockState.decline, id_hash=claim.id_hash, client=self._wakeup_socket.address)
-        declined = self._connection.run_transaction(
-            lambda db: self._apply(db, notifications, (claim.namespace, claim.name, claim.id_hash), verb), deadline
-        )
-        self._send_notifications(notifications, deadline)
-        return declined
+        key = (claim.namespace, claim.name, claim.id_hash)
+        return self._decide(partial(self._apply, key=key, verb=verb), deadline)
 
     def _break(self, namespace: str, name: str, token: int, deadline: float) -> bool:
-        notifications: Notifications = []
         verb = partial(LockState.break_, token=token)
-        broken = self._connection.run_transaction(
-            lambda db: self._apply(db, notifications, (namespace, name, ""), verb), deadline
-        )
+        # Synced: what an operator has ended must not be there again after a power cut.
+        return self._decide(partial(self._apply, key=(namespace, name, ""), verb=verb), deadline, sync=True)
+
+    def _decide(
+        self, job: Callable[[sqlite3.Connection, Notifications], T], deadline: float, *, sync: bool = False
+    ) -> T:
+        """Run the job as one transaction, then send the notifications that it made."""
+        notifications: Notifications = []
+
+        def decide(db: sqlite3.Connection) -> T:
+            notifications.clear()  # of a run that was rolled back, to be repeated with a sync
+            return job(db, notifications)
+
+        answer = self._connection.run_transaction(decide, deadline, sync=sync)
         self._send_notifications(notifications, deadline)
-        return broken
+        return answer
 
     def _apply(
         self, db: sqlite3.Connection, notifications: Notifications, key: tuple[str, str, str], verb: Verb[T]
@@ -297,7 +278,7 @@ class SqliteEngine:
         answer, new_notifications = verb(
             lock_state, lock_state.context(self._boot_clock.wall, self._wakeup_socket.is_reachable)
         )
-        lock_state.save()
+        lock_state.save(self._connection.synced)
         if new_notifications:
             notifications.extend((namespace, name, notification) for notification in new_notifications)
         return answer
@@ -320,14 +301,12 @@ class SqliteEngine:
                 continue
             # The waiter died after the transaction reserved the name for it. If it cannot be passed over now, the
             # reservation expires in 3 s.
+            more: Notifications = []
             with suppress(DatabaseLocked, LeaseholdError):
                 verb = partial(LockState.decline, id_hash=notification.id_hash, client=notification.client)
-                self._connection.run_transaction(
-                    partial(
-                        self._apply, notifications=notifications, key=(namespace, name, notification.id_hash), verb=verb
-                    ),
-                    deadline,
-                )
+                key = (namespace, name, notification.id_hash)
+                self._connection.run_transaction(partial(self._apply, notifications=more, key=key, verb=verb), deadline)
+            notifications += more
 
 
 def open_with_clock(

@@ -18,8 +18,10 @@ from leasehold.engines.sqlite.rows import REPLACE_GRANT
 from leasehold.model import Claim, Grant
 
 # Issues the next token and ticket (E3) if the name has no holder and no waiter and the file's clock is still ours (E1).
+# A token above the ceiling is left to `rows.py`, which raises it.
 _NEXT_TOKEN_IF_FREE: Final = """
-    update lh_meta set token = max(token + 1, ?3), ticket = ticket + 1 where clock_id = ?4
+    update lh_meta set token = max(token + 1, ?3), ticket = ticket + 1
+        where clock_id = ?4 and max(token + 1, ?3) <= ceiling
         and not exists (select 1 from lh_grant where namespace = ?1 and name = ?2)
         and not exists (select 1 from lh_queue where namespace = ?1 and name = ?2)"""  # noqa: S105  # a statement
 
@@ -32,14 +34,16 @@ _DELETE_IF_NO_WAITER: Final = """
 
 
 def acquire_uncontended(db: sqlite3.Connection, boot_clock: BootClock, claim: Claim, client: str) -> Grant | None:
-    """Grant an idle name; None: the name is not idle."""
+    """Grant an idle name; None: the name is not idle, or the ceiling of tokens is reached.
+
+    If the grant must survive a power cut, the caller's transaction has to sync."""
     key = (claim.namespace, claim.name)
     if not db.execute(_NEXT_TOKEN_IF_FREE, (*key, int(boot_clock.wall() * 1_000_000), boot_clock.clock_id)).rowcount:
         return None
     token, ticket = db.execute("select token, ticket from lh_meta").fetchone()
     now, slot = boot_clock.now(), 0 if claim.kind == "semaphore" else None
     holder_values = (token, claim.id_hash, HELD, client, *claim.holder, claim.mode, claim.delay)
-    time_values = (ticket, now, now + WAITER_TTL, now + claim.ttl, slot, max(0.0, claim.min_hold))
+    time_values = (ticket, now, now + WAITER_TTL, now + claim.ttl, slot, max(0.0, claim.min_hold), claim.process_bound)
     db.execute(REPLACE_GRANT, (*key, claim.ttl, claim.kind, claim.limit, *holder_values, *time_values))
     return Grant(token, claim.ttl, slot)
 

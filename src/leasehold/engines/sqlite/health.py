@@ -82,7 +82,7 @@ async def _timed(
     while True:
         began = runtime.now()
         try:
-            await runtime.call(connection.run_transaction, job, deadline, write=write)
+            await runtime.call(connection.run_transaction, job, deadline, write=write, sync=write)
         except DatabaseLocked:
             left, tries = deadline - runtime.now(), tries + 1
             if left <= 0:

@@ -14,32 +14,35 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from leasehold.core.lock_state import LockState
-from leasehold.core.queue_entry import COOLING, PASSED, WAITING, Context, QueueEntry, TokenCounter
+from leasehold.core.queue_entry import COOLING, PASSED, RESERVED, WAITING, Context, QueueEntry, TokenCounter
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.sql.codec import add_entry
 from leasehold.engines.sqlite.boot_clock import BootClock
-from leasehold.engines.sqlite.connection import ClockChanged
-from leasehold.model import Holder, Holding, Kind
+from leasehold.engines.sqlite.connection import ClockChanged, NeedsSync
+from leasehold.model import Claim, Holder, Holding, Kind
 
 Row: TypeAlias = "tuple[Any, ...]"
 
 _GRANT_COLUMNS: Final = (
     "token, id_hash, state, client, label, host, pid, purpose, mode, delay, ticket, since, "
-    "heartbeat_expires_at, until, slot, min_hold"
+    "heartbeat_expires_at, until, slot, min_hold, process_bound"
 )
+_GRANT_LENGTH: Final = len(_GRANT_COLUMNS.split(", "))
+_WAITER_LENGTH: Final = 12
 _WAITER_COLUMNS: Final = (
     "passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at"
 )
 
 # Everything that an uncontended verb reads, in one statement.
 _SELECT_NAME: Final = f"""
-    select m.clock_id, m.token, m.ticket, l.kind, l.grant_limit, l.scan_at, l.notified_id_hash, l.notified_recheck_at,
+    select m.clock_id, m.token, m.ticket, m.ceiling,
+        l.kind, l.grant_limit, l.scan_at, l.notified_id_hash, l.notified_recheck_at,
         g.granted_ttl, g.kind, g.grant_limit,
         {", ".join(f"g.{column}" for column in _GRANT_COLUMNS.split(", "))}
     from lh_meta m
     left join lh_queue l on l.namespace = ?1 and l.name = ?2
     left join lh_grant g on g.namespace = ?1 and g.name = ?2"""  # noqa: S608  # constants of ours
-_GRANT_OFFSET: Final = 11  # where the columns of the grant begin
+_GRANT_OFFSET: Final = 12  # where the columns of the grant begin
 
 _SELECT_BY_ID_HASH: Final = f"select {_WAITER_COLUMNS} from lh_waiter where id_hash = ? and namespace = ? and name = ?"  # noqa: S608  # constants of ours
 _SELECT_NEXT_WAITER: Final = f"""select {_WAITER_COLUMNS} from lh_waiter
@@ -50,13 +53,14 @@ _DELETE_EXPIRED: Final = "delete from lh_waiter where namespace = ? and name = ?
 
 REPLACE_GRANT: Final = (
     f"replace into lh_grant (namespace, name, granted_ttl, kind, grant_limit, {_GRANT_COLUMNS}) "  # noqa: S608  # constants of ours
-    f"values ({', '.join('?' * 21)})"
+    f"values ({', '.join('?' * 22)})"
 )
 _REPLACE_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER_COLUMNS}) values ({', '.join('?' * 14)})"  # noqa: S608  # constants of ours
 _DELETE_GRANT: Final = "delete from lh_grant where namespace = ? and name = ? and token = ?"
 _DELETE_WAITER: Final = "delete from lh_waiter where namespace = ? and name = ? and passed = ? and ticket = ?"
 
 _ALL_LOADED: Final = float("inf")
+_CEILING_STEP: Final = 600_000_000  # tokens are microseconds: about one transaction in ten minutes of use has to sync
 
 
 class StoredEntry(NamedTuple):
@@ -67,8 +71,15 @@ class StoredEntry(NamedTuple):
     granted_ttl: float = 0.0
 
 
+def must_survive(claim: Claim | QueueEntry) -> bool:
+    """Whether a power cut must not undo its grant. After one, every process has ended: a grant that is bound to its
+    process is over then, unless its `delay` begins."""
+    return not claim.process_bound or claim.delay > 0
+
+
 class RowLockState(LockState):
     __slots__ = (
+        "_ceiling",
         "_counter",
         "_db",
         "_key",
@@ -100,19 +111,19 @@ class RowLockState(LockState):
         if not rows or rows[0][0] != boot_clock.clock_id:  # without rows: the tables were emptied
             raise ClockChanged
         first = rows[0]
-        self._stored_counters = (first[1], first[2])
+        self._stored_counters, self._ceiling = (first[1], first[2]), first[3]
         self._counter = TokenCounter(first[1])
         self.last_ticket = first[2]
-        if first[11] is not None:
-            self.kind, self.limit = first[9], first[10]
+        if first[_GRANT_OFFSET] is not None:
+            self.kind, self.limit = first[10], first[11]
             for row in rows:
                 self._load_holder(row)
             self._next_expiry = min(entry.expires_at for entry in self.holders.values())
         self._loaded_up_to = _ALL_LOADED  # every waiter with a ticket up to this one is in `waiters`
-        if first[3] is not None:
-            self._queue_row = first[3:8]
-            self.kind, self.limit, self._next_waiter_scan = first[3], first[4], first[5]
-            self._notified_head = (first[6], first[7])
+        if first[4] is not None:
+            self._queue_row = first[4:9]
+            self.kind, self.limit, self._next_waiter_scan = first[4], first[5], first[6]
+            self._notified_head = (first[7], first[8])
             self._loaded_up_to = -1
             if (
                 id_hash
@@ -128,8 +139,9 @@ class RowLockState(LockState):
 
         return Context(self._now, issue_token, reachable)
 
-    def save(self) -> None:
-        """Write the changes of the verb."""
+    def save(self, synced: bool = True) -> None:
+        """Write the changes of the verb. `synced=False`: a power cut may undo this transaction. NeedsSync: it must not,
+        because of a grant that has to survive it, or of the ceiling of tokens."""
         db, key = self._db, self._key
         queued = self._queue_row is not None
         for entry, row, granted_ttl in self._stored:
@@ -137,21 +149,29 @@ class RowLockState(LockState):
             if new == row:
                 continue
             if row is not None and (new is None or new[:2] != row[:2] or len(new) != len(row)):
-                if len(row) == 16:
+                if len(row) == _GRANT_LENGTH:
                     db.execute(_DELETE_GRANT, (*key, row[0]))
                 else:
                     db.execute(_DELETE_WAITER, (*key, row[0], row[1]))
             if new is None:
                 continue
-            if len(new) == 16:
-                if row is None or len(row) != 16 or row[13] != new[13]:
+            if len(new) == _GRANT_LENGTH:
+                if not synced and entry.state != RESERVED and must_survive(entry):
+                    raise NeedsSync
+                if row is None or len(row) != _GRANT_LENGTH or row[13] != new[13]:
                     granted_ttl = entry.expires_at - self._now
                 db.execute(REPLACE_GRANT, (*key, granted_ttl, self.kind, self.limit, *new))
             else:
                 queued = True
                 db.execute(_REPLACE_WAITER, (*key, *new))
         if (self._counter.last, self.last_ticket) != self._stored_counters:
-            db.execute("update lh_meta set token = ?, ticket = ?", (self._counter.last, self.last_ticket))
+            if (token := self._counter.last) > self._ceiling:
+                if not synced:
+                    raise NeedsSync
+                self._ceiling = token + _CEILING_STEP
+            db.execute(
+                "update lh_meta set token = ?, ticket = ?, ceiling = ?", (token, self.last_ticket, self._ceiling)
+            )
         if queued:
             self._save_queue()
 
@@ -170,7 +190,7 @@ class RowLockState(LockState):
         self.holders[entry.token] = entry
         if entry.state != COOLING:
             self.entries[entry.id_hash] = entry
-        self._stored.append(StoredEntry(entry, row[_GRANT_OFFSET:], row[8]))
+        self._stored.append(StoredEntry(entry, row[_GRANT_OFFSET:], row[9]))
 
     def _load_waiter(self, row: Row) -> None:
         entry = waiter_from_row(row)
@@ -185,7 +205,7 @@ class RowLockState(LockState):
             return (
                 *(entry.token, entry.id_hash, entry.state, entry.client, *entry.holder, entry.mode, entry.delay),
                 *(entry.ticket, entry.since, entry.heartbeat_expires_at, entry.expires_at, entry.slot),
-                entry.min_hold,
+                *(entry.min_hold, entry.process_bound),
             )
         if self.entries.get(entry.id_hash) is entry:
             passed = int(entry.state == PASSED)
@@ -225,11 +245,11 @@ class RowLockState(LockState):
             self._stored = [
                 each
                 for each in self._stored
-                if each.row is None or len(each.row) != 12 or each.entry.heartbeat_expires_at > now
+                if each.row is None or len(each.row) != _WAITER_LENGTH or each.entry.heartbeat_expires_at > now
             ]
             self._head()
 
-    def _add_entry(self, now: float, claim: Any, client: str) -> QueueEntry:
+    def _add_entry(self, now: float, claim: Claim, client: str) -> QueueEntry:
         if not self.waiters and self._queue_row is None:
             self._next_waiter_scan = now + WAITER_TTL
         entry = super()._add_entry(now, claim, client)
@@ -244,7 +264,7 @@ class RowLockState(LockState):
         (count,) = self._db.execute(_COUNT_AHEAD, (*self._key, entry.ticket)).fetchone()
         for known, row, _ in self._stored:
             if known.ticket < entry.ticket:
-                waited = row is not None and len(row) == 12 and row[0] == 0
+                waited = row is not None and len(row) == _WAITER_LENGTH and row[0] == 0
                 waits = known.state == WAITING and self.entries.get(known.id_hash) is known
                 count += waits - waited
         return int(count)
@@ -268,11 +288,11 @@ def holder_from_row(row: Row) -> QueueEntry:
         until,
         slot,
         min_hold,
+        process_bound,
     ) = row
     holder = Holder(label, host, pid, purpose)
-    return QueueEntry(
-        id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at, state, until, token, slot, min_hold
-    )
+    in_queue = (id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at)
+    return QueueEntry(*in_queue, state, until, token, slot, min_hold, bool(process_bound))
 
 
 def waiter_from_row(row: Row) -> QueueEntry:

@@ -2,7 +2,8 @@
 
 Times are seconds of the host's boot clock. A name without holders and waiters has no row in any table.
 
-    lh_meta    one row: schema version, the machine and clock the times belong to, the last token and ticket
+    lh_meta    one row: schema version, the machine and clock the times belong to, the last token and ticket, and the
+               ceiling of tokens: no token above it is given before a higher ceiling is safe from a power cut
     lh_grant   one row per reservation or grant (reserved, held, cooling); `granted_ttl` is the ttl last granted
     lh_waiter  one row per queued claim: waiting, or passed over
     lh_queue   one row per name with waiters: its kind, when to scan for expired waiters, how its head was notified
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
+from leasehold.core.queue_entry import COOLING, HELD
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.errors import ConfigError
@@ -23,7 +25,7 @@ SCHEMA: Final = (
     """create table lh_meta (
         id integer primary key check (id = 1), version integer not null,
         machine text not null, boot text not null, clock_id text not null,
-        token integer not null, ticket integer not null)""",
+        token integer not null, ticket integer not null, ceiling integer not null)""",
     """create table lh_grant (
         namespace text not null, name text not null, token integer not null,
         id_hash text not null, state integer not null, client text not null,
@@ -31,6 +33,7 @@ SCHEMA: Final = (
         mode text not null, delay real not null, ticket integer not null,
         since real not null, heartbeat_expires_at real not null, until real not null, slot integer,
         granted_ttl real not null, kind text not null, grant_limit integer not null, min_hold real not null,
+        process_bound integer not null,
         primary key (namespace, name, token)) without rowid""",
     """create table lh_waiter (
         namespace text not null, name text not null, passed integer not null, ticket integer not null,
@@ -71,9 +74,10 @@ _EXPECTED: Final = frozenset(_normalise(statement) for statement in SCHEMA)
 def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> None:
     """Inside an immediate transaction: create the tables, and check which clock the times in them belong to.
 
-    Same boot and time namespace: this clock. Another boot of this machine: the clock has restarted, so every lease gets
-    its full ttl again, never less. Another machine, or a shifted clock: its times mean nothing here, so the file is
-    refused unless it contains no claims.
+    Same boot and time namespace: this clock. Another boot of this machine: the clock has restarted and every process of
+    the last boot has ended. A lease bound to its process has ended too, and its `delay` starts now; every other lease
+    gets its full ttl again, never less. Another machine, or a shifted clock: its times mean nothing here, so the file
+    is refused unless it contains no claims.
     """
     if db.execute("select 1 from sqlite_schema where type = 'table' and name = 'lh_meta'").fetchone() is None:
         for statement in SCHEMA:
@@ -81,7 +85,7 @@ def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> 
     row = db.execute("select version, machine, boot, clock_id from lh_meta").fetchone()
     if row is None:
         values = (VERSION, boot_clock.machine, boot_clock.boot, boot_clock.clock_id)
-        db.execute("insert into lh_meta values (1, ?, ?, ?, ?, 0, 0)", values)
+        db.execute("insert into lh_meta values (1, ?, ?, ?, ?, 0, 0, 0)", values)
         return
     version, machine, boot, clock_id = row
     if version.__class__ is not int or version > VERSION:
@@ -92,7 +96,13 @@ def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> 
     if clock_id == boot_clock.clock_id:
         return
     now = boot_clock.now()
+    if boot != boot_clock.boot:  # tokens up to the ceiling may have been given, though the highest of them is lost
+        db.execute("update lh_meta set token = max(token, ceiling)")
     if boot != boot_clock.boot and machine == boot_clock.machine:
+        db.execute("delete from lh_grant where state = ? and process_bound and delay = 0", (HELD,))
+        db.execute(
+            "update lh_grant set state = ?, granted_ttl = delay where state = ? and process_bound", (COOLING, HELD)
+        )
         db.execute(
             "update lh_grant set until = ? + granted_ttl, since = ?, heartbeat_expires_at = ?",
             (now, now, now + WAITER_TTL),
