@@ -120,12 +120,21 @@ class LeaseLost(LeaseholdError):
 
 class Unavailable(LeaseholdError):
     """The engine gave no usable answer. The outcome is unknown: the call may or may not have taken effect. If
-    `retry_in` is set, the circuit breaker did not send the call, and tries again in so many seconds."""
+    `retry_in` is set, the circuit breaker did not send the call, and tries again in so many seconds.
+
+    `no_majority`: some servers answered, and without a majority they decide nothing: they are cut off from the others,
+    the others are down, or an election is under way. False if no server answered, or if the engine cannot tell."""
 
     def __init__(
-        self, text: str, *, engine: str = "", seconds: float | None = None, retry_in: float | None = None
+        self,
+        text: str,
+        *,
+        engine: str = "",
+        seconds: float | None = None,
+        retry_in: float | None = None,
+        no_majority: bool = False,
     ) -> None:
-        self.engine, self.seconds, self.retry_in = engine, seconds, retry_in
+        self.engine, self.seconds, self.retry_in, self.no_majority = engine, seconds, retry_in, no_majority
         super().__init__(text)
 
 

@@ -22,6 +22,7 @@ from harness.rigs.redis_ha import three_node_cluster
 from harness.servers.mysql import MariaDB
 from harness.servers.redis import RedisServer
 from harness.servers.redis_ha import RedisCluster
+from leasehold import Client, Unavailable
 from leasehold.engines import repeated_logs
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.rig import Absent
@@ -86,6 +87,22 @@ def wait_until() -> Callable[..., None]:
         while not condition():
             assert time.monotonic() < end, "the condition did not become true in time"
             time.sleep(every)
+
+    return wait
+
+
+@pytest.fixture
+def wait_no_majority() -> Callable[[Client], Unavailable]:
+    """Waits until a client is refused because the servers that it reaches have no majority. Returns the error."""
+
+    def wait(client: Client) -> Unavailable:
+        end = time.monotonic() + 60
+        while True:
+            with pytest.raises(Unavailable) as refusal:
+                client.lock("without-majority").acquire(wait=0)
+            if refusal.value.no_majority:
+                return refusal.value
+            assert time.monotonic() < end, f"the last refusal: {refusal.value}"
 
     return wait
 

@@ -118,7 +118,8 @@ def problem_for(error: BaseException) -> Problem:
         return Problem("engine-unavailable", 503, detail, retry_after=error.retry_in, done=False)
     if isinstance(error, Unavailable):
         detail = "the engine did not answer: the outcome is unknown, so repeat the request with the same id, or release"
-        return Problem("engine-unavailable", 503, detail, retry_after=RETRY_AFTER)
+        fields = {"no_majority": True} if error.no_majority else {}
+        return Problem("engine-unavailable", 503, detail, retry_after=RETRY_AFTER, **fields)
     if isinstance(error, ConfigError):  # of the engine: what callers send was checked before
         detail = "the engine refused the call: the log of this server says why"
         return Problem("engine-unavailable", 503, detail, retry_after=RETRY_AFTER)

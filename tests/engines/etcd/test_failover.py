@@ -48,7 +48,9 @@ def test_lost_member_costs_no_lease_and_no_queue_position(cluster, url, who, fat
         assert waiting.tokens > [lease.token]
 
 
-def test_cluster_without_quorum_grants_nothing_and_leases_end_in_time(cluster, url, eventually) -> None:
+def test_cluster_without_quorum_grants_nothing_and_leases_end_in_time(
+    cluster, url, eventually, wait_no_majority
+) -> None:
     with Client(url, call_timeout=1.0) as holder, Client(url, call_timeout=1.0) as other:
         lease = holder.lock("job", ttl=4).acquire()
         dead = cluster.followers()
@@ -61,6 +63,7 @@ def test_cluster_without_quorum_grants_nothing_and_leases_end_in_time(cluster, u
             check_elapsed(began, 1.0 + 0.5)
         with pytest.raises(Unavailable):
             other.inspect()
+        assert "no leader" in str(wait_no_majority(other))
         assert lease.wait_lost(10)
         assert lease.lost_reason == "unreachable"
         cluster.start()

@@ -71,6 +71,7 @@ def test_nothing_is_granted_with_three_of_five_nodes_down(nodes, wait_until, sil
             check_elapsed(began, 0.5 + 0.5)
             assert str(nodes.all[0].port) in str(error.value)
             assert str(nodes.all[4].port) not in str(error.value), "this node answered"
+            assert error.value.no_majority
         assert lease.wait_lost(5)
         assert lease.lost_reason == "unreachable"
         nodes.resume()

@@ -171,6 +171,7 @@ def test_renewal_answers_arrive_in_order_with_their_problems():
         (ConfigError("a bad name"), 422),
         (NotSent("the breaker is open"), 503),
         (Unavailable("silent"), 503),
+        (Unavailable("one of three", no_majority=True), 503),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -181,6 +182,8 @@ def test_error_sent_is_the_error_received(error, status):
     assert str(received) == str(error)
     assert problem["status"] == status
     assert problem.get("done", True) is not isinstance(error, NotSent)
+    if isinstance(error, Unavailable):
+        assert received.no_majority == error.no_majority
     if isinstance(error, Unsupported):
         assert received.engine == "http"
         assert received.missing == error.missing

@@ -155,7 +155,7 @@ def test_leader_cut_off_from_the_majority_grants_nothing() -> None:
 
 
 def test_answers_of_a_follower_cut_off_from_the_leader_are_not_trusted(
-    partitionable, partitioned_pair, count_waiters, session_of, wait_until, monkeypatch
+    partitionable, partitioned_pair, count_waiters, session_of, wait_until, wait_no_majority, monkeypatch
 ) -> None:
     """A follower answers and is cut off before it reports the session to the leader, which last heard of the session a
     while ago. If the client counted from that answer, it would trust its lease too long."""
@@ -174,3 +174,4 @@ def test_answers_of_a_follower_cut_off_from_the_leader_are_not_trusted(
     waiter_thread.join(60)
     print(f"trusted {pair.first_lease.ttl:.2f} s, followed {pair.granted_at - cut:.2f} s after the cut")
     assert pair.granted_at - cut < 2 * 8 + 2
+    assert "cut off from the majority" in str(wait_no_majority(isolated))

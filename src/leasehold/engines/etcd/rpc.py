@@ -47,6 +47,8 @@ _PAUSE: Final = 0.02
 _MAX_PAUSE: Final = 0.25
 _MAX_CONCURRENT: Final = 64  # calls of one batch
 _MIN_MEMBER_TIME: Final = 0.2  # seconds for one member, even if little time is left
+_NO_LEADER: Final = "no leader"
+HAS_LEADER: Final = Header(b"hasleader", b"true")  # a member without a leader refuses at once, instead of never
 _STALE_LOGIN_TEXTS: Final = ("invalid auth token", "revision of auth store is old")
 
 
@@ -95,7 +97,7 @@ class RpcClient:
     ) -> M:
         """The answer of the first member that gives one by the deadline. `unconfirmed` collects the tries without an
         answer: etcd may still execute such a request, even after the one that was answered."""
-        started_at, tries, failures, reauthenticated = self._runtime.now(), 0, 0, False
+        started_at, tries, failures, reauthenticated, no_leader = self._runtime.now(), 0, 0, False, False
         last_status = GrpcStatus(UNAVAILABLE, "no answer")
         member_count = len(self._url.endpoints)
         while (left := deadline - self._runtime.now()) > 0:
@@ -123,11 +125,12 @@ class RpcClient:
             if not _is_transient(status):
                 raise _to_error(status)
             _note_unconfirmed(unconfirmed, status)
+            no_leader |= _has_no_leader(status)
             tries += 1
             await self._pause(tries, deadline)
         seconds = self._runtime.now() - started_at
         within = f" in {seconds:.1f} s" if seconds >= 0.05 else ""
-        raise Unavailable(f"etcd did not answer{within}: {last_status.text}", engine="etcd", seconds=seconds)
+        raise _no_answer(f"etcd did not answer{within}: {last_status.text}", no_leader, seconds)
 
     async def _pause(self, tries: int, deadline: float) -> None:
         pause = backoff(tries, _PAUSE, _MAX_PAUSE, 0.5 + self._runtime.random() / 2)
@@ -141,15 +144,16 @@ class RpcClient:
     async def keep_alive(self, leases: Sequence[int], deadline: float) -> dict[int, int]:
         """Renew leases on one stream. Returns the seconds that each lease has left; 0: it has expired."""
         ttls: dict[int, int] = {}
-        failures, last_error = 0, "no answer"
+        failures, last_error, no_leader = 0, "no answer", False
         while missing := [lease for lease in leases if lease not in ttls]:
             left = deadline - self._runtime.now()
             if left <= 0 or (failures > len(self._url.endpoints) and not self._ever_answered):
-                raise Unavailable(f"etcd did not answer a keep-alive: {last_error}", engine="etcd")
+                raise _no_answer(f"etcd did not answer a keep-alive: {last_error}", no_leader)
             try:
                 await self._keep_alive_once(missing, ttls, self._member_deadline(left))
             except ConnectionBroken as error:
                 failures, last_error = failures + 1, str(error)
+                no_leader |= _NO_LEADER in last_error
                 if failures > len(self._url.endpoints):
                     await self._pause(failures, deadline)
         return ttls
@@ -274,7 +278,7 @@ class RpcClient:
         return connection, stream
 
     def _metadata(self, seconds: float) -> list[Header]:
-        metadata = [Header(b"grpc-timeout", b"%dm" % max(1, min(int(seconds * 1000), 99_999_999)))]
+        metadata = [HAS_LEADER, Header(b"grpc-timeout", b"%dm" % max(1, min(int(seconds * 1000), 99_999_999)))]
         if self._memory.auth_token:
             metadata.append(Header(b"token", self._memory.auth_token.encode()))
         return metadata
@@ -370,6 +374,17 @@ class RpcClient:
 def _note_unconfirmed(unconfirmed: list[str] | None, status: GrpcStatus) -> None:
     if unconfirmed is not None:
         unconfirmed.append(status.text)
+
+
+def _no_answer(text: str, no_leader: bool, seconds: float | None = None) -> Unavailable:
+    """`no_leader`: a member has answered that it has none."""
+    if no_leader:
+        text += "; a member that answered has no leader: it is cut off from the majority, or an election is under way"
+    return Unavailable(text, engine="etcd", seconds=seconds, no_majority=no_leader)
+
+
+def _has_no_leader(status: GrpcStatus) -> bool:
+    return status.code == UNAVAILABLE and _NO_LEADER in status.text
 
 
 def _is_transient(status: GrpcStatus) -> bool:

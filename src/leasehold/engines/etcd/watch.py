@@ -27,7 +27,7 @@ from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import UNAUTHENTICATED, ConnectionBroken, GrpcStatus, GrpcStream
 from leasehold.engines.etcd.grpc.hpack import Header
-from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
+from leasehold.engines.etcd.rpc import HAS_LEADER, ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import EtcdUrl
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.base import Mutex, Runtime, Signal, restarting
@@ -42,7 +42,6 @@ _RECONNECT_PAUSE: Final = 0.05
 _MAX_RECONNECT_PAUSE: Final = 2.0
 _STABLE_AFTER: Final = 5.0  # after a stream that lasted this long, the next one is opened without a longer pause
 _RECHECK_SOON: Final = 0.003  # about the time in which a lock changes hands twice
-_HAS_LEADER: Final = Header(b"hasleader", b"true")  # makes a member without a leader end the stream
 
 
 ClaimKey: TypeAlias = tuple[str, str, str]  # namespace, name and id hash: an id may be in use for several names
@@ -229,7 +228,7 @@ class Watcher:
 
     def _on_connected(self, connection: GrpcConnection) -> None:
         stream = _WatchStream(ref(self))
-        metadata = [_HAS_LEADER]
+        metadata = [HAS_LEADER]
         if self._memory.auth_token:
             metadata.append(Header(b"token", self._memory.auth_token.encode()))
         connection.start(stream, messages.WATCH.path, metadata, None, False)

@@ -174,7 +174,7 @@ class Broadcaster:
         mismatches = [error for error in result.errors.values() if isinstance(error, Mismatch)]
         if len(mismatches) >= self.quorum:
             return mismatches[0]
-        return Unavailable(f"{what}: {summary}: {reasons}", engine="redlock")
+        return Unavailable(f"{what}: {summary}: {reasons}", engine="redlock", no_majority=bool(result.replies))
 
     def close(self) -> None:
         self.fanout.close()

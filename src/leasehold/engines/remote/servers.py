@@ -265,8 +265,8 @@ class Failover:
             return NotSent("the deadline passed before the call was sent", engine=self._engine)
         server, cause = failure
         kind = Unavailable if may_have_arrived else NotSent
-        retry_in = cause.retry_in if isinstance(cause, Unavailable) else None
-        error = kind(f"{server} {_describe(cause)}", engine=self._engine, retry_in=retry_in)
+        retry_in, no_majority = (cause.retry_in, cause.no_majority) if isinstance(cause, Unavailable) else (None, False)
+        error = kind(f"{server} {_describe(cause)}", engine=self._engine, retry_in=retry_in, no_majority=no_majority)
         error.__cause__ = cause
         return error
 

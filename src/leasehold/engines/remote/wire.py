@@ -282,6 +282,8 @@ def problem_to_json(error: LeaseholdError) -> Json:
         made["missing"] = list(error.missing)
     elif isinstance(error, NotSent):
         made["done"] = False  # the engine was never asked, so nothing must be undone
+    elif isinstance(error, Unavailable) and error.no_majority:
+        made["no_majority"] = True
     return made
 
 
@@ -314,7 +316,7 @@ def error_from_problem(value: object, engine: str) -> LeaseholdError:
     retry_in = _optional(_seconds, problem.get("retry_after"), "retry_after")
     if problem.get("done") is False:
         return NotSent(text, engine=engine, retry_in=retry_in)
-    return Unavailable(text, engine=engine, retry_in=retry_in)
+    return Unavailable(text, engine=engine, retry_in=retry_in, no_majority=problem.get("no_majority") is True)
 
 
 # Refusals, holdings and traits

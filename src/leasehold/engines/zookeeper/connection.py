@@ -38,6 +38,9 @@ MIN_SILENCE: Final = 0.5  # seconds: a busy server or a busy client must not cou
 MAX_REPLY_SIZE: Final = 8 * 1024 * 1024  # bytes: eight times what a ZooKeeper server accepts or sends by default
 _READ_SIZE: Final = 65_536
 
+NOT_SERVING: Final = "not currently serving requests"  # the answer to `srvr` of a server outside a quorum
+_TLS_OPTIONS: Final = ("use_ssl", "keyfile", "certfile", "ca", "keyfile_password", "verify_certs", "check_hostname")
+
 _UNKNOWN_ERROR: Final = -1  # replaces error codes that kazoo does not know
 
 
@@ -155,6 +158,8 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         except Exception as error:
             self.client.last_error = error
             self._note_refusal(error.__context__)
+            if isinstance(error, ConnectionDropped) and self._socket is not None and self._says_no_quorum(*server):
+                self.client.no_quorum_round = self.client.round
             raise
         self._read_buffer = bytearray()
         self.ping_outstanding.max_silence = max(self.client.negotiated_timeout * SILENCE_SHARE, MIN_SILENCE)
@@ -169,6 +174,17 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
             self._not_refused -= 1
             if self._not_refused == 0:
                 self.client.on_all_refused(cause.strerror or str(cause))
+
+    def _says_no_quorum(self, host: str, address: str, port: int) -> bool:
+        """Ask a server that has accepted the connection but no session for its state, in a connection of its own."""
+        client, timeout = self.client, self.handler.connect_timeout
+        with suppress(OSError):
+            options = {name: getattr(client, name) for name in _TLS_OPTIONS}
+            with self.handler.create_connection((address, port), timeout, host, **options) as sock:
+                sock.settimeout(timeout)
+                sock.sendall(b"srvr")
+                return NOT_SERVING.encode() in sock.recv(_READ_SIZE)
+        return False
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
         super()._authenticate_with_sasl(host, min(timeout, self.handler.connect_timeout))

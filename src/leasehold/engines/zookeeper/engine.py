@@ -217,7 +217,7 @@ class ZookeeperEngine:
             except ZookeeperConnectionLost as lost:
                 left = deadline - self._runtime.now()
                 if left <= 0:
-                    raise Unavailable("the connection to ZooKeeper was lost", engine="zookeeper") from lost
+                    raise self.session.timeout_error() from lost
                 await self._runtime.sleep(min(_RETRY_DELAY, left))
 
     async def _renew(self, claims: Sequence[Claim], deadline: float) -> list[Alive | Gone | Unavailable]:

@@ -27,13 +27,13 @@ from leasehold.engines.probe import (
     probe_each,
     timed,
 )
+from leasehold.engines.zookeeper.connection import NOT_SERVING
 from leasehold.engines.zookeeper.url import ZookeeperUrl, parse_url
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketAddress
 
 _NOT_ALLOWED: Final = "is not executed because it is not in the whitelist"
-_NOT_SERVING: Final = "not currently serving requests"
 _ROLES: Final = frozenset({"leader", "follower", "observer", "standalone"})
 
 
@@ -77,7 +77,7 @@ async def _probe(
 ) -> tuple[MemberHealth, dict[str, str]]:
     answer, trip = await timed(runtime, lambda: fetch_text(server, tls, b"srvr", runtime, deadline))
     member = MemberHealth(str(server), up=True, round_trip=trip.seconds)
-    if _NOT_SERVING in answer:
+    if NOT_SERVING in answer:
         return replace(member, up=False, error="the server does not serve requests: it has no quorum"), {}
     mode = re.search(r"^Mode: (\w+)\s*$", answer, re.MULTILINE)
     if mode is None or mode[1] not in _ROLES:

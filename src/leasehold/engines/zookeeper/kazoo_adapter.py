@@ -158,6 +158,7 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
         self.round = 0  # the current round of connects, in which each server is tried once
         self.refused_round = 0  # the last round in which every server refused
         self.refusal = ""  # why
+        self.no_quorum_round = -1  # the last round in which a server said that it does not belong to a quorum
         self._on_refused = on_refused
         self.now, self.on_session_confirmed, self.on_heartbeat, self.on_sent, self.on_ended = (
             now,
@@ -195,6 +196,11 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
     def on_all_refused(self, why: str) -> None:
         self.refused_round, self.refusal = self.round, why
         self._on_refused()
+
+    @property
+    def lacks_quorum(self) -> bool:
+        """Whether a server said so in this round of connects or in the last one."""
+        return self.no_quorum_round >= self.round - 1
 
     def submit(self, requests: Sequence[Any], replies: Sequence[Reply]) -> None:
         """Send the requests together. If the connection is closed, every reply fails at once."""

@@ -124,7 +124,7 @@ class ZookeeperSession:
         while not last.done:
             left = deadline - runtime.now()
             if left <= 0:
-                raise self._timeout_error()
+                raise self.timeout_error()
             await signal.wait(min(left, MAX_SLEEP))
         for reply in replies:
             if reply.error is not None and isinstance(map_error(reply.error), ZookeeperConnectionLost):
@@ -162,15 +162,20 @@ class ZookeeperSession:
                 first_round = first_round or kazoo.round + 1  # one that begins after this call
                 left = deadline - runtime.now()
                 if left <= 0:
-                    raise self._timeout_error()
+                    raise self.timeout_error()
                 await signal.wait(min(left, MAX_SLEEP))
         finally:
             self._connection_waiters.discard(signal)
 
-    def _timeout_error(self) -> Unavailable:
+    def timeout_error(self) -> Unavailable:
         error = self._kazoo.last_error if self._kazoo is not None else None
         why = f" ({server_text(error)})" if error is not None else ""
-        return Unavailable(f"ZooKeeper at {self.url.servers} did not answer in time{why}", engine="zookeeper")
+        no_majority = self._kazoo is not None and not self._connected and self._kazoo.lacks_quorum
+        if no_majority:
+            why += "; a server that answered is cut off from the majority, or an election is under way"
+        return Unavailable(
+            f"ZooKeeper at {self.url.servers} did not answer in time{why}", engine="zookeeper", no_majority=no_majority
+        )
 
     # --------------------------------------------------------------- watches
 
