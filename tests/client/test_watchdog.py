@@ -324,6 +324,30 @@ def test_many_pending_releases_do_not_delay_renewals(bench, wait_until) -> None:
     assert lease.state == "HELD"
 
 
+def test_lease_granted_while_releases_are_retried_is_renewed(bench, wait_until) -> None:
+    """The watchdog took new leases only once all pending releases were sent: a lease granted meanwhile was lost."""
+    client, call = bench.client(), bench.transport.call
+    lock, leases = client.lock("a", ttl=30), []
+
+    def release_slowly(verb: str, *args: object) -> object:
+        if verb == "release":
+            if not leases:
+                leases.append(None)
+                leases[0] = lock.acquire()
+            bench.clock.at += 1
+        return call(verb, *args)
+
+    bench.transport.call = release_slowly
+    for number in range(100):
+        id_hash = f"{number:032x}"
+        probe.registry(client).on_notification(
+            "reserved", id_hash, 0.0, Claim("", "b", "", id_hash, Holder("stray"), 1000.0)
+        )
+    bench.clock.advance(1)
+    wait_until(lambda: not probe.pending_releases(client))
+    assert leases[0].state == "HELD"
+
+
 def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
     from leasehold.client import lease_document
     from leasehold.model import Claim, Holder

@@ -386,7 +386,8 @@ class Watchdog:
                     return
             if self._registry.pending_releases.get(id_hash) is pending:  # not scheduled again meanwhile
                 self._registry.pending_releases.pop(id_hash, None)
-            if self._next_renewal_at() <= runtime.now():
+            self._take_new_leases()
+            if min(self._next_renewal_at(), self._next_expiry_at()) <= runtime.now():
                 return  # thousands of releases must not cost a lease: the next run goes on with them
         self._release_failures, self._next_release_retry_at = 0, 0.0
 
