@@ -120,6 +120,16 @@ class ClientOracle:
             if held_lease.lease.token == token and not held_lease.notified:
                 self.history.lost(held_lease.worker, held_lease.lease.name, token)
 
+    def check_trust(self, promised_until: Callable[[str, int], float]) -> None:
+        """Call this often: no live lease may be trusted for longer than the server promised to keep its grant (E8),
+        even if no other client asks for the name. `promised_until`: by name and token, in true time."""
+        for held_lease in self._held.values():
+            lease = held_lease.lease
+            if lease._final_state is None and held_lease.trusted_until > promised_until(lease.name, lease.token):
+                self._add_finding(
+                    "trusted too long", f"{held_lease}, token {lease.token}, beyond its promised end (E8)"
+                )
+
     def record_gone(self, process: Process, id_hash: str) -> None:
         """The engine's answer that a lease is gone has arrived: its holder must not trust it any longer."""
         if held_lease := self._held.get(id_hash):

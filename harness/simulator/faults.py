@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from harness.simulator.client_oracle import ClientOracle, Request, Shape, Style
 from harness.simulator.workload import Program
 from leasehold.aio import AsyncClient
+from leasehold.core.timing import DRIFT
 from leasehold.errors import Unavailable
 from leasehold.model import Claim
 from leasehold.runtime.simulated import Process, Simulator, Task
 from leasehold.testing.network import RELIABLE, NetworkProfile, NetworkTransport, SimulatedServer
 
-Family = Literal["calm", "mishaps", "outages", "storm"]
+Family = Literal["calm", "mishaps", "outages", "storm", "pauses", "wake-ups", "slow answers", "losses"]
 FAMILIES: Final[tuple[Family, ...]] = ("mishaps", "storm", "outages", "mishaps", "storm", "calm")
+HARSH_FAMILIES: Final[tuple[Family, ...]] = ("pauses", "wake-ups", "slow answers", "losses")
 
 _PROCESS_FAULTS: Final = ("pause", "pause head", "pause head", "pause head", "crash", "wall")
 _NETWORK_FAULTS: Final = ("stall", "stall", "restart", "cut", "cut")
@@ -25,7 +27,14 @@ FAULTS_BY_FAMILY: Final[dict[Family, tuple[str, ...]]] = {
     "mishaps": _PROCESS_FAULTS,
     "outages": (*_NETWORK_FAULTS, "pause", "wall"),
     "storm": (*_PROCESS_FAULTS, *_NETWORK_FAULTS),
+    "pauses": _PROCESS_FAULTS,
+    "wake-ups": (*_PROCESS_FAULTS, "restart", "cut"),
+    "slow answers": ("pause", "cut", "cut", "stall", "wall"),
+    "losses": (*_PROCESS_FAULTS, *_NETWORK_FAULTS),
 }
+
+# The fastest and the slowest clock that the drift margin allows beside each other.
+EDGE_RATES: Final = (1 - DRIFT / 2, 1 + DRIFT / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +57,12 @@ class SimulationPlan:
     break_rate: float  # how often the operator looks for a lock to break, per second
     cancel_chance: float
     mismatch_chance: float  # the chance that a program uses a name as another kind
+    cut_after_renewal: float = 0.0  # the chance that a program is cut off right after a renewal was answered
+    clock_rates: tuple[float, ...] = ()  # to choose the rate of each clock from; none: anything within the promise
 
     @property
     def expects_prompt_handoff(self) -> bool:
-        return self.family in ("calm", "mishaps")
+        return self.family in ("calm", "mishaps", "pauses")
 
     @property
     def max_claim_life(self) -> float:
@@ -123,11 +134,57 @@ def plan_for_seed(seed: int, rng: random.Random) -> SimulationPlan:
     )
 
 
+def harsh_plan(seed: int, rng: random.Random) -> SimulationPlan:
+    """More of everything than in `plan_for_seed`, and every clock at the edge of the promised drift.
+
+    pauses        a fault of a process every second, and after every fourth attempt; no message is lost
+    wake-ups      notifications are lost, doubled and late; requests and answers are not
+    slow answers  a large share of each ttl passes before an answer arrives, and then the client is cut off
+    losses        a third of all messages is lost, doubled or late, and everything above
+    """
+    family = HARSH_FAMILIES[seed % len(HARSH_FAMILIES)]
+    plan, network = plan_for_seed(seed, rng), RELIABLE
+    if family == "wake-ups":
+        network = NetworkProfile(
+            late_by=rng.choice([0.5, 3.0, 12.0]),
+            notification_loss=rng.choice([0.0, 0.3, 0.9]),
+            notification_duplication=rng.uniform(0.2, 0.8),
+            notification_late=rng.uniform(0.2, 0.8),
+        )
+    elif family == "slow answers":
+        network = NetworkProfile(
+            latency=rng.choice([0.02, 0.1]), late=rng.uniform(0.3, 0.6), late_by=min(plan.ttls) * rng.uniform(0.1, 0.4)
+        )
+    elif family == "losses":
+        network = NetworkProfile(
+            latency=rng.choice([0.002, 0.02, 0.1]),
+            loss=rng.uniform(0.1, 0.35),
+            duplication=rng.uniform(0.1, 0.4),
+            late=rng.uniform(0.1, 0.4),
+            late_by=rng.choice([1.0, 5.0, 20.0]),
+            notification_loss=rng.choice([0.0, 0.5, 0.9]),
+            ordered=False,
+        )
+    return replace(
+        plan,
+        family=family,
+        network=network,
+        faults=FAULTS_BY_FAMILY[family],
+        fault_interval=rng.uniform(0.4, 1.2),
+        fault_after_attempt=rng.choice([0.1, 0.25]),
+        cancel_chance=rng.choice([0.1, 0.3]),
+        cut_after_renewal=0.3 if family == "slow answers" else 0.0,
+        clock_rates=EDGE_RATES,
+    )
+
+
 class Operator:
     """An operator that inspects the locks, and breaks one from time to time."""
 
     def __init__(self, server: SimulatedServer, client_oracle: ClientOracle, plan: SimulationPlan) -> None:
-        self.process = Process(server.world, "operator")
+        self.process = Process(
+            server.world, "operator", rate=server.world.random.choice(plan.clock_rates) if plan.clock_rates else None
+        )
         self._client = AsyncClient(engine=server.opener(), runtime=self.process, holder="operator", call_timeout=2.0)
         self._client_oracle, self._plan = client_oracle, plan
         self._random = random.Random(server.world.random.getrandbits(64))
@@ -201,6 +258,11 @@ class FaultInjector:
             elif program is not None and "crash" in self._plan.faults:
                 self._world.schedule(0, lambda: self._crash(program))
 
+    def on_renewal(self, process: Process, claim: Claim) -> None:
+        """A renewal was answered: without another one the holder must stop before another client can be granted."""
+        if self._enabled and self._plan.cut_after_renewal and self._random.random() < self._plan.cut_after_renewal:
+            self._cut(process, self._random.uniform(0.8, 1.5) * claim.ttl)
+
     def _inject_next(self) -> None:
         if not self._enabled:
             return
@@ -223,8 +285,7 @@ class FaultInjector:
         elif program is not None and fault == "crash":
             self._crash(program)
         elif program is not None and fault == "cut":
-            self._server.cut(program.process)
-            self._world.schedule(self._random.uniform(0.2, 8.0), lambda: self._server.restore(program.process))
+            self._cut(program.process, self._random.uniform(0.2, 8.0))
         self._world.schedule(self._random.expovariate(1 / self._plan.fault_interval), self._inject_next)
 
     def _pause_first_waiter(self) -> None:
@@ -240,6 +301,10 @@ class FaultInjector:
         if not program.process.paused:
             program.process.pause()
             self._world.schedule(seconds, program.process.resume)
+
+    def _cut(self, process: Process, seconds: float) -> None:
+        self._server.cut(process)
+        self._world.schedule(seconds, lambda: self._server.restore(process))
 
     def _crash(self, program: Program) -> None:
         if program.process.dead:

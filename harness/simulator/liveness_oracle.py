@@ -37,6 +37,9 @@ class LivenessOracle:
         transports = {
             transport.client: transport for transport in self._server.transports if transport.client is not None
         }
+        for connected in transports.values():
+            for id_hash, pending in connected.registry.pending_releases.items():
+                self._pending_until[id_hash] = pending.retry_until
         before, self._stuck_since = self._stuck_since, {}
         for (_, name), lock_state in self._server.memory.lock_states.items():
             model = self._safety_oracle.names["", name]
@@ -104,8 +107,6 @@ class LivenessOracle:
     ) -> None:
         """Report a claim that its live client does not know, and for which the server never got a release (E6)."""
         id_hash, occupies = entry.id_hash, entry.state in (RESERVED, HELD)
-        if pending := transport.registry.pending_releases.get(id_hash):
-            self._pending_until[id_hash] = pending.retry_until
         if transport.process.now() >= self._pending_until.get(id_hash, float("inf")):
             return  # the client retried the release until the claim should have expired, but the attempt arrived later
         known = transport.registry.knows(id_hash) or id_hash in self._safety_oracle.released or in_use(id_hash)

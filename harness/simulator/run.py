@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from harness.checkers.intervals import check
 from harness.simulator.client_oracle import ClientOracle
-from harness.simulator.faults import FaultInjector, Operator, SimulationPlan, plan_for_seed
+from harness.simulator.faults import FaultInjector, Operator, SimulationPlan, harsh_plan, plan_for_seed
 from harness.simulator.liveness_oracle import CHECK_INTERVAL, LivenessOracle
 from harness.simulator.safety_oracle import SafetyOracle
 from harness.simulator.workload import Program
@@ -40,6 +40,7 @@ class Report:
     """The result of one seed. Without `findings` it passed."""
 
     seed: int
+    harsh: bool
     family: str
     findings: tuple[Finding, ...]
     grants: int
@@ -58,7 +59,7 @@ class Report:
         ]
         lines += [f"  {finding}" for finding in self.findings[:10]]
         if self.findings:
-            lines.append(f"  replay: {COMMAND} {self.seed} -v")
+            lines.append(f"  replay: {COMMAND} {self.seed}{' --harsh' * self.harsh} -v")
         return "\n".join(lines)
 
 
@@ -85,6 +86,8 @@ class _MessageObserver(SafetyOracle):
             for claim, reply in zip(claims, answer, strict=True):
                 if claim.token and isinstance(reply, Gone):
                     self.client_oracle.record_gone(transport.process, claim.id_hash)
+                elif claim.token:
+                    self.fault_injector.on_renewal(transport.process, claim)
 
     def notified(self, transport: NetworkTransport, notification: Notification) -> None:
         if notification.kind == "broken":
@@ -94,11 +97,13 @@ class _MessageObserver(SafetyOracle):
 class SimulationRun:
     """One seed, from the first request to the last check of the server."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, harsh: bool = False) -> None:
         self.findings: list[Finding] = []
-        self.world = Simulator(seed)
-        self.plan: SimulationPlan = plan_for_seed(seed, random.Random(seed))
-        self.server = SimulatedServer(self.world, self.plan.network)
+        self.harsh, self.world = harsh, Simulator(seed)
+        plan: SimulationPlan = (harsh_plan if harsh else plan_for_seed)(seed, random.Random(seed))
+        self.plan = plan
+        rates = plan.clock_rates
+        self.server = SimulatedServer(self.world, plan.network, rate=self.world.random.choice(rates) if rates else None)
         self.client_oracle = ClientOracle(self.world, self.add_finding)
         self.safety_oracle = _MessageObserver(self.server, self.add_finding)
         self.liveness_oracle = LivenessOracle(
@@ -128,6 +133,7 @@ class SimulationRun:
                 cancel_chance=self.plan.cancel_chance,
                 idle=self.plan.idle,
                 ttls=self.plan.ttls,
+                clock_rates=self.plan.clock_rates,
             )
         )
 
@@ -153,6 +159,7 @@ class SimulationRun:
 
     def _check_liveness(self) -> None:
         self.liveness_oracle.check(self.client_oracle.is_held)
+        self.client_oracle.check_trust(self.safety_oracle.promised_until)
         self.world.schedule(CHECK_INTERVAL, self._check_liveness)
 
     def _advance(self, seconds: float) -> bool:
@@ -215,6 +222,7 @@ class SimulationRun:
     def _report(self) -> Report:
         return Report(
             seed=self.world.seed,
+            harsh=self.harsh,
             family=self.plan.family,
             findings=tuple(sorted(self.findings, key=lambda finding: finding.at)),
             grants=self.safety_oracle.grants,

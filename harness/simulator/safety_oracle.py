@@ -64,6 +64,10 @@ class SafetyOracle(Observer):
         self.names: dict[Key, NameModel] = {}
         self._arrival_count = 0
 
+    def promised_until(self, name: str, token: int) -> float:
+        """The end of a grant, in true time."""
+        return self.server.process.true_time(self.names["", name].promises[token].end) + _ROUNDING
+
     # ------------------------------------------------------------- checks of the answers
 
     def answered(self, verb: str, args: tuple[Any, ...], answer: Any) -> None:
@@ -110,6 +114,7 @@ class SafetyOracle(Observer):
             )
         known.end = max(known.end, now + grant.ttl)
         known.name_kept_until = known.end + claim.delay
+        self._check_life(claim, grant.token, known.end)
 
     def _check_admission(self, model: NameModel, claim: Claim, token: int, now: float) -> None:
         """Check a new grant against the promises to other claims (E1, E2)."""
@@ -143,6 +148,14 @@ class SafetyOracle(Observer):
         else:
             promise.end = now + reply.ttl
             promise.name_kept_until = promise.end + promise.claim.delay
+            self._check_life(claim, claim.token, promise.end)
+
+    def _check_life(self, claim: Claim, token: int, end: float) -> None:
+        """The server must keep a grant for as long as it answered: no other client need ask for the name (E8)."""
+        lock_state = self.server.memory.lock_states.get((claim.namespace, claim.name))
+        entry = lock_state.holders.get(token) if lock_state else None
+        if entry is None or entry.expires_at < end - _ROUNDING:
+            self._add_finding("life", f"{claim.name}: token {token} ends before the ttl that was answered is over (E8)")
 
     def _on_release(self, claim: Claim, now: float) -> None:
         key = (claim.namespace, claim.name)
@@ -167,9 +180,11 @@ class SafetyOracle(Observer):
     def _on_break(self, key: Key, token: int, answer: Any, now: float) -> None:
         model = self.names.get(key)
         promise = model.promises.get(token) if model is not None else None
+        live = promise is not None and not promise.ended and promise.end > now + _ROUNDING
         if answer is True and promise is not None:
-            live = not promise.ended and promise.end > now
             promise.ended, promise.name_kept_until = True, now + promise.claim.delay if live else now
+        elif live:
+            self._add_finding("break", f"{key[1]}: the server refused to break token {token}, which is held")
         self._check_name(key, now)
 
     # --------------------------------------------------------------- checks of the queue

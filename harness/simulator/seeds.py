@@ -5,8 +5,10 @@
 runs one seed and prints its findings. The number of a seed determines its family: `calm` (no faults, so no waiter is
 passed over), `mishaps` (processes are paused, crash, are cancelled; no message is lost, so hand-offs must be prompt),
 `outages` (the server or part of the network stops) and `storm` (all of these, and messages that are lost, duplicated,
-late and out of order). At the end of a run all faults stop: every call must return, every pending release must be
-confirmed, and one ttl later the server must have no claims left.
+late and out of order). `--harsh` chooses among other families, with more of each fault and every clock at the edge of
+the promised drift: `pauses`, `wake-ups`, `slow answers` and `losses` (see `harsh_plan` in faults.py). At the end of a
+run all faults stop: every call must return, every pending release must be confirmed, and one ttl later the server must
+have no claims left.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ def _capturing_errors(run: SimulationRun) -> Iterator[None]:
             gc.enable()
 
 
-def simulate(seed: int) -> Report:
-    """Run one seed. The same seed gives the same report, in every interpreter."""
-    run = SimulationRun(seed)
+def simulate(seed: int, *, harsh: bool = False) -> Report:
+    """Run one seed, of the harsh families if asked. The same seed gives the same report, in every interpreter."""
+    run = SimulationRun(seed, harsh=harsh)
     with _capturing_errors(run):
         return run.run()
 
@@ -79,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.simulator.seeds", description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="run one seed (default: 0)")
     parser.add_argument("--seeds", metavar="A..B", help="run the seeds from A up to but without B")
+    parser.add_argument("--harsh", action="store_true", help="run the seeds of the harsh families")
     parser.add_argument("--bug", metavar="NAME", help=f"plant this bug of {BUGS_FILE} first (needs a checkout)")
     parser.add_argument("-v", "--verbose", action="store_true", help="report every seed; print failed histories")
     options = parser.parse_args(arguments)
@@ -86,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began, bad, events = time.perf_counter(), 0, 0
     with load_bugs()[options.bug]() if options.bug else nullcontext():
         for seed in range(int(first), int(last)):
-            report = simulate(seed)
+            report = simulate(seed, harsh=options.harsh)
             events += report.events
             bad += bool(report.findings)
             if report.findings or options.verbose:

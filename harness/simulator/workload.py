@@ -33,10 +33,11 @@ class Program:
         cancel_chance: float,
         idle: float,
         ttls: Sequence[float],
+        clock_rates: Sequence[float],
     ) -> None:
         world = server.world
         self.name, self.stopping, self._server = name, False, server
-        self.process = Process(world, name)
+        self.process = Process(world, name, rate=world.random.choice(clock_rates) if clock_rates else None)
         self.client = AsyncClient(engine=server.opener(), runtime=self.process, holder=name, call_timeout=call_timeout)
         for ttl in ttls:  # built early, as in real programs, so that the watchdog knows which ttls to expect
             self.client.lock("index", ttl=ttl)

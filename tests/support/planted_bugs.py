@@ -1,7 +1,8 @@
 """Bugs to plant into the code under test, each of which the simulation must find.
 
 A simulation that finds nothing proves nothing, unless it is known to find something. Each bug is one that a real lock
-service once had, as the smallest patch that reproduces it. `PLANTED` maps its name to a context manager that plants it.
+service once had, as the smallest patch that reproduces it. `PLANTED` maps its name to a context manager that plants it;
+`HARSH_ONLY` has those for which the ordinary families are too mild.
 """
 
 from collections.abc import Callable, Iterator
@@ -133,6 +134,22 @@ def last_come_first_served(original, lock_state, now, claim, client):
     return entry
 
 
+@bug(LockState, "_extend")
+def longer_life_told_than_given(original, lock_state, now, entry, ttl):
+    """A renewal is answered with more life than the grant has."""
+    return original(lock_state, now, entry, ttl) * 1.05
+
+
+@bug(LockState, "break_")
+def break_refused(original, lock_state, context, token):
+    """The operator's break is refused as soon as another client waits for the name."""
+    if not lock_state.waiters:
+        return original(lock_state, context, token)
+    notifications = []
+    lock_state._advance_queue(context, notifications)
+    return False, notifications
+
+
 # ------------------------------------------------------------------ in the client
 
 
@@ -195,3 +212,16 @@ def counted_from_the_answer(original, request, claim, grant, asked_at, valid_unt
     """The client counts the ttl from the reply, not from the request (E8)."""
     now = probe.runtime(request.lock).now()
     return original(request, claim, grant, now, timing.valid_until(now, grant.ttl), connection_epoch)
+
+
+@bug(BaseLease, "_on_renewal")
+def renewal_counted_from_the_answer(original, lease, renewal):
+    """The client counts a renewed ttl from the reply, not from the request (E8)."""
+    original(lease, renewal._replace(asked_at=lease._core.runtime.now()))
+
+
+# ------------------------------------------------------------------ what only harsh seeds find
+
+HARSH_ONLY: dict[str, Callable[[], Any]] = {
+    "margin_below_the_promised_drift": lambda: patch.object(timing, "DRIFT", 0.009)
+}

@@ -34,6 +34,8 @@ class NetworkProfile:
     late: float = 0.0
     late_by: float = 5.0
     notification_loss: float = 0.0  # additional probability that a wake-up is lost
+    notification_duplication: float = 0.0  # and that it is sent twice
+    notification_late: float = 0.0  # and that it arrives up to `late_by` s late, after later ones
     ordered: bool = True  # messages arrive in the order in which they were sent
 
 
@@ -59,9 +61,10 @@ class Observer:
 class SimulatedServer:
     """A memory server in a process of its own. A restart keeps the data and nothing else."""
 
-    def __init__(self, world: Simulator, profile: NetworkProfile = RELIABLE) -> None:
+    def __init__(self, world: Simulator, profile: NetworkProfile = RELIABLE, *, rate: float | None = None) -> None:
+        """`rate`: how fast the server's clock runs; None chooses one at random."""
         self.world, self.profile = world, profile
-        self.process = Process(world, "server")
+        self.process = Process(world, "server", rate=rate)
         self.memory = MemoryServer(self.process)
         self.is_up = True
         self.generation = 0  # of connections: increases at each restart
@@ -190,11 +193,17 @@ class SimulatedServer:
     ) -> None:
         if transport.process.dead:
             self._connection_closed(transport)
-        if self.profile.notification_loss and self.world.random.random() < self.profile.notification_loss:
+        profile, random = self.profile, self.world.random
+        if profile.notification_loss and random.random() < profile.notification_loss:
             return
-        self.transmit(
-            transport, partial(transport.on_notification, generation, notification, namespace, name), to_server=False
-        )
+        message = partial(transport.on_notification, generation, notification, namespace, name)
+        copies = 2 if profile.notification_duplication and random.random() < profile.notification_duplication else 1
+        for _ in range(copies):
+            send = partial(self.transmit, transport, message, to_server=False)
+            if profile.notification_late and random.random() < profile.notification_late:
+                self.world.schedule(random.uniform(0, profile.late_by), send)
+            else:
+                send()
 
 
 class PendingCall(NamedTuple):
