@@ -141,7 +141,19 @@ ALLOWED = {
     "versioned": {"aio", "blocking", "records"},
     "__init__": ANY_PART,
     # frameworks: each module imports its own
-    "integrations": {"__init__", "aio", "blocking", "cli", "client", "config", "core", "errors", "http"},
+    "integrations": {
+        "__init__",
+        "aio",
+        "blocking",
+        "cli",
+        "client",
+        "config",
+        "core",
+        "errors",
+        "http",
+        "runtime.base",
+        "versioned",
+    },
     # the command line, on top of everything
     "cli": {
         "__init__",
