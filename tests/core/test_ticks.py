@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.ticks import Ticks
+from leasehold.core.ticks import IntervalTicks
 
 
 def make_ticks(missed="skip", every=60.0, offset=0.0, late=30.0, most=100):
-    return Ticks(every, offset, missed, late, most)
+    return IntervalTicks(missed, most, every, offset, late)
 
 
 @pytest.mark.parametrize(

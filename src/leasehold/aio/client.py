@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from datetime import tzinfo
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
@@ -269,9 +270,11 @@ class AsyncClient(BaseClient):
     def schedule(
         self,
         name: str,
-        every: Duration,
+        every: Duration | None = None,
         *,
         offset: Duration = 0.0,
+        cron: str | None = None,
+        tz: str | tzinfo | None = None,
         missed: Missed = "skip",
         late: Duration | None = None,
         most: int = 100,
@@ -280,9 +283,9 @@ class AsyncClient(BaseClient):
         store: Store | str | None = None,
     ) -> AsyncSchedule:
         """A job that runs once per tick in the whole fleet. Ticks are at the full multiples of `every` seconds since
-        1970 (UTC), plus `offset`. Options as for `Client.schedule`."""
+        1970 (UTC), plus `offset`, or where `cron` says. Options as for `Client.schedule`."""
         lock = key_lock(self, SCHEDULE, name, wait=0, ttl=ttl)
-        ticks = make_ticks(every, offset, missed, late, most)
+        ticks = make_ticks(every, offset, cron, tz, missed, late, most)
         return AsyncSchedule(lock, open_records(self, store), name, ticks, on_failure)
 
     def status(

@@ -4,6 +4,7 @@ of its own."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import tzinfo
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
@@ -256,9 +257,11 @@ class Client(BaseClient):
     def schedule(
         self,
         name: str,
-        every: Duration,
+        every: Duration | None = None,
         *,
         offset: Duration = 0.0,
+        cron: str | None = None,
+        tz: str | tzinfo | None = None,
         missed: Missed = "skip",
         late: Duration | None = None,
         most: int = 100,
@@ -267,18 +270,20 @@ class Client(BaseClient):
         store: Store | str | None = None,
     ) -> Schedule:
         """A job that runs once per tick in the whole fleet. Ticks are at the full multiples of `every` seconds since
-        1970 (UTC), plus `offset`. Create the same schedule in every process and call its `run`.
+        1970 (UTC), plus `offset`, or where `cron` says. Create the same schedule in every process and call its `run`.
 
+        cron        instead of `every`: minute, hour, day, month and weekday, such as "30 4 * * 1-5", or "@daily"
+        tz          the time zone of `cron`, such as "Europe/Berlin" (default: UTC)
         missed      which missed ticks are run later: "skip" (none), "last" (only the latest) or "all", in order
-        late        with "skip", a tick is missed when it is this many seconds old (default: half of `every`); a new
-                    schedule begins with the next tick if the current one is older
+        late        with "skip", a tick is missed when it is this many seconds old (default: half of the time until
+                    the next); a new schedule begins with the next tick if the current one is older
         most        with "all", the most ticks to catch up with
         on_failure  "keep": a tick that failed is not run again; "retry": the next process that checks runs it again
         ttl         seconds after which another process takes over from a runner that died (default: the client's)
         store       where the records of ticks are kept: a URL or a store object (default: next to the client's locks)
         """
         lock = key_lock(self, SCHEDULE, name, wait=0, ttl=ttl)
-        ticks = make_ticks(every, offset, missed, late, most)
+        ticks = make_ticks(every, offset, cron, tz, missed, late, most)
         return Schedule(lock, open_records(self, store), name, ticks, on_failure)
 
     def status(

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
 from leasehold.client.lock import BaseLock
 from leasehold.config import Duration, check_seconds
 from leasehold.core import timing
-from leasehold.core.ticks import Missed, Ticks
+from leasehold.core.ticks import IntervalTicks, Missed, Ticks
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired, RunFailed, Unavailable
 from leasehold.records.access import RecordAccess
 from leasehold.records.once import Once, OnceOptions, OnFailure
@@ -34,14 +35,33 @@ _MAX_PAUSE: Final = 1.0
 _MAX_CLOCK_DIFFERENCE: Final = 3600.0  # between clocks, in seconds: records of ticks are kept this much longer
 
 
-def make_ticks(every: Duration, offset: Duration, missed: Missed, late: Duration | None, most: int) -> Ticks:
-    every, offset = check_seconds("every", every, allow_zero=False), check_seconds("offset", offset)
-    late = every / 2 if late is None else check_seconds("late", late, allow_zero=False)
+def make_ticks(
+    every: Duration | None,
+    offset: Duration,
+    cron: str | None,
+    tz: str | tzinfo | None,
+    missed: Missed,
+    late: Duration | None,
+    most: int,
+) -> Ticks:
+    offset = check_seconds("offset", offset)
+    late = None if late is None else check_seconds("late", late, allow_zero=False)
     if missed not in ("skip", "last", "all"):
         raise ConfigError(f"missed must be 'skip', 'last' or 'all', not {missed!r}")
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ConfigError(f"most must be a whole number of at least 1, not {most!r}")
-    return Ticks(every, offset, missed, late, most)
+    if cron is not None and every is None:
+        if offset:
+            raise ConfigError("offset goes with every: write the minute and hour into the cron expression")
+        from leasehold.records.cron import make_cron_ticks  # needs CronSim
+
+        return make_cron_ticks(cron, tz, missed, late, most)
+    if every is None or cron is not None:
+        raise ConfigError("pass either every=SECONDS or cron='MINUTE HOUR DAY MONTH WEEKDAY'")
+    if tz is not None:
+        raise ConfigError("tz goes with cron: multiples of every are counted in UTC; pass offset= to shift them")
+    every = check_seconds("every", every, allow_zero=False)
+    return IntervalTicks(missed, most, every, offset, every / 2 if late is None else late)
 
 
 class BaseSchedule:
@@ -52,15 +72,15 @@ class BaseSchedule:
     ) -> None:
         self.name, self.ticks = name, ticks
         self._lock, self._records = lock, records
-        keep = ticks.every * (ticks.most + 2) + ticks.late + _MAX_CLOCK_DIFFERENCE
-        self._options = OnceOptions(keep=keep, on_failure=on_failure, max_result=0)
+        self._zone: tzinfo = getattr(ticks, "zone", UTC)  # of a cron expression
+        self._options = OnceOptions(on_failure=on_failure, max_result=0)
         self._record_key = records.key(KIND, name)
         self._last_completed = -1  # the last tick that this process knows to be completed
         self._stopped = False
         self._signal: Signal | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name} every {self.ticks.every} s>"
+        return f"<{type(self).__name__} {self.name} {self.ticks}>"
 
     def stop(self) -> None:
         """Make `run` return when its current tick is done. May be called from any thread."""
@@ -78,9 +98,10 @@ class BaseSchedule:
                 _log.warning("the schedule %s could not be checked; retrying: %s", self.name, error)
                 retry_soon = True
             now = runtime.wall()
-            seconds = self.ticks.time_of(self.ticks.current_number(now) + 1) - now
+            next_time = self.ticks.next_time(now)
+            seconds = next_time - now
             if retry_soon:
-                seconds = min(seconds, self.ticks.every / 4)
+                seconds = min(seconds, (next_time - self.ticks.time_of(self.ticks.current_number(now))) / 4)
             # Never sleep for long: the wall clock may be set meanwhile, and sleeps do not count suspend.
             await self._signal.wait(min(seconds, timing.MAX_SLEEP))
 
@@ -90,7 +111,7 @@ class BaseSchedule:
         last_completed = await self._read_completed(now)
         ran: list[datetime] = []
         for number in self.ticks.due(now, last_completed):
-            tick = datetime.fromtimestamp(self.ticks.time_of(number), UTC)
+            tick = datetime.fromtimestamp(self.ticks.time_of(number), self._zone)
             try:
                 once = await self._run_tick(fn, number, tick)
             except (
@@ -111,8 +132,9 @@ class BaseSchedule:
         tick for as long as this one is due."""
         runtime, tries = self._records.core.runtime, 0
         retry_until = runtime.now() + self.ticks.due_until(number, runtime.wall()) - runtime.wall()
+        options = replace(self._options, keep=self.ticks.due_for(number) + _MAX_CLOCK_DIFFERENCE)
         while True:
-            once = Once(self._lock, self._records, f"{self.name}@{number}", self._options, _TICK_KIND)
+            once = Once(self._lock, self._records, f"{self.name}@{number}", options, _TICK_KIND)
             try:
                 await once.run(fn, (), {}, tick=tick)
             except Exception as error:
@@ -140,11 +162,13 @@ class BaseSchedule:
             found = await self._write_completed(None, self.ticks.initial_completed(now)) or await self._records.read(
                 self._record_key
             )
-        number = _completed_number(found)
+        number = self._completed_number(found)
         if not self._is_possible(number, now):
-            when = datetime.fromtimestamp(self.ticks.time_of(number), UTC).isoformat()
+            ahead = self.ticks.time_of(number) - now
             _log.warning(
-                "%s is recorded as completed until %s, by a clock that was wrong; ignoring that", self.name, when
+                "%s is recorded as completed for the next %.0f seconds, by a clock that was wrong; ignoring that",
+                self.name,
+                ahead,
             )
             number = self.ticks.initial_completed(now)
         return max(self._last_completed, number)
@@ -160,13 +184,18 @@ class BaseSchedule:
             return
         found = await self._records.read(self._record_key)
         while (
-            found is None or _completed_number(found) < number or not self._is_possible(_completed_number(found), now)
+            found is None
+            or (completed := self._completed_number(found)) < number
+            or not self._is_possible(completed, now)
         ):
             found = await self._write_completed(found, number) or await self._records.read(self._record_key)
 
     async def _write_completed(self, expected: Record | None, number: int) -> Record | None:
-        return await self._records.swap(self._record_key, json.dumps({"settled": number}).encode(), expected, None)
+        data = json.dumps({"settled": number, "time": self.ticks.time_of(number)}).encode()
+        return await self._records.swap(self._record_key, data, expected, None)
 
-
-def _completed_number(record: Record) -> int:
-    return int(json.loads(record.data)["settled"])
+    def _completed_number(self, record: Record) -> int:
+        """The number of the recorded tick. If the schedule had other times then, that of the last tick before it."""
+        data = json.loads(record.data)
+        number, time = int(data["settled"]), data.get("time")
+        return number if time in (None, self.ticks.time_of(number)) else self.ticks.current_number(time)
