@@ -66,8 +66,8 @@ class SimulationPlan:
 
     @property
     def max_claim_life(self) -> float:
-        """The longest time a claim can exist after its last renewal."""
-        return max(self.ttls) + 3.0
+        """The longest time a claim can exist after its last renewal: a late attempt may still arrive (E6)."""
+        return max(self.ttls) + max(3.0, self.network.late_by)
 
     def random_request(self, rng: random.Random) -> Request:
         name, shapes, limit = rng.choice(self.names)
