@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from bench.plot import svg
 from bench.server_setups import SETUPS
 from leasehold import Client
+from leasehold.cli.bench.plot import svg
 from leasehold.engines.base import Engine
 from leasehold.model import Claim, Grant
 from leasehold.runtime.base import run_sync

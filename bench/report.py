@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from bench.__main__ import TABLES
 from bench.cases import Table, part_from_json
-from bench.plot import bars
+from leasehold.cli.bench.plot import bars
 
 RESULTS_PAGE: Final = Path(__file__).with_name("RESULTS.md")
 RESULTS_FILE: Final = RESULTS_PAGE.with_name("results.json")

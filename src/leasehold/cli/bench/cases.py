@@ -20,16 +20,17 @@ _BATCH: Final = 500  # as many as the watchdog renews in one batch
 
 
 @contextmanager
-def cases(client: Client, held: int) -> Iterator[list[BenchCase]]:
-    """The cases of one client, which also holds `held` other leases meanwhile."""
+def cases(client: Client, held: int, prefix: str = "") -> Iterator[list[BenchCase]]:
+    """The cases of one client, which also holds `held` other leases meanwhile. `prefix`: of all names."""
     with ExitStack() as stack:
-        leases = [stack.enter_context(client.lock(f"held {number}")) for number in range(held)]
+        leases = [stack.enter_context(client.lock(f"{prefix}held {number}")) for number in range(held)]
         yield [
             BenchCase("one round trip (ping)", _repeat(client.ping)),
-            BenchCase("acquire and release", _pair(client)),
-            BenchCase("hand-off: two threads take turns on one name", _contend(client, 2, ["relay"])),
+            BenchCase("acquire and release", _pair(client, f"{prefix}pair")),
+            BenchCase("hand-off: two threads take turns on one name", _contend(client, 2, [f"{prefix}relay"])),
             BenchCase(
-                f"{THREADS} threads, each on its own names", _contend(client, THREADS, [str(n) for n in range(1000)])
+                f"{THREADS} threads, each on its own names",
+                _contend(client, THREADS, [f"{prefix}{n}" for n in range(1000)]),
             ),
             BenchCase(f"renewal of one of {held} held leases", _renewals(client, leases)),
         ]
@@ -43,8 +44,8 @@ def _repeat(call: Callable[[], object]) -> Callable[[int], None]:
     return run
 
 
-def _pair(client: Client) -> Callable[[int], None]:
-    lock = client.lock("pair")
+def _pair(client: Client, name: str) -> Callable[[int], None]:
+    lock = client.lock(name)
     return _repeat(lambda: lock.acquire().release())
 
 

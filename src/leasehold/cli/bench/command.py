@@ -2,39 +2,82 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from typing import Final, TextIO
 
 import click
 
 from leasehold.cli import exit_codes
+from leasehold.cli.bench import until_breaks as until_breaks_
 from leasehold.cli.bench.cases import cases
 from leasehold.cli.bench.measurement import format_results, measure
+from leasehold.cli.bench.ramp import Step
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Command
-from leasehold.cli.options import WholeNumber
+from leasehold.cli.options import WholeNumber, positive_seconds, usage_error_if
+
+ROUNDS: Final = 15
+HELD: Final = 100
+P99: Final = 0.05
+STEP: Final = 2.0
+MAX_STEP: Final = 60.0
 
 EXAMPLES = """
 leasehold bench                             the engine of LEASEHOLD_URL, or your SQLite file
 leasehold bench redis://127.0.0.1:6379      another engine
 leasehold -o json bench | jq '.results[] | {case, ratio}'
+leasehold bench URL --until-breaks          more and more load, up to the breaking point
+leasehold bench URL --until-breaks --plot load.svg
 """
 
 
 @click.command("bench", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
 @click.argument("engine_url", required=False, metavar="[URL]")
-@click.option("--rounds", type=WholeNumber(2, 1000), default=15, metavar="N", help="Number of rounds. Default: 15.")
+@click.option("--rounds", type=WholeNumber(2, 1000), metavar="N", help=f"Number of rounds. Default: {ROUNDS}.")
 @click.option(
     "--held",
     type=WholeNumber(1, 100_000),
-    default=100,
     metavar="N",
-    help="Number of leases to hold during the measurement, and to renew. Default: 100.",
+    help=f"Number of leases to hold during the measurement, and to renew. Default: {HELD}.",
+)
+@click.option("--until-breaks", is_flag=True, help="Raise the load until the engine or the clients cannot follow.")
+@click.option(
+    "--p99",
+    type=positive_seconds,
+    metavar="SECS",
+    help=f"--until-breaks: the longest p99 that still counts as sustained. Default: {P99}.",
+)
+@click.option(
+    "--processes",
+    type=WholeNumber(1, 64),
+    metavar="N",
+    help="--until-breaks: number of client processes. Default: one per processor, at most 8.",
+)
+@click.option(
+    "--step",
+    type=positive_seconds,
+    metavar="SECS",
+    help=f"--until-breaks: how long to offer each load, at most {MAX_STEP:g}. Default: {STEP:g}.",
+)
+@click.option(
+    "--plot", "plot_file", type=click.File("w", lazy=False), metavar="FILE", help="--until-breaks: draw it as SVG."
 )
 @pass_console
-def bench(console: Console, engine_url: str | None, rounds: int, held: int) -> None:
+def bench(
+    console: Console,
+    engine_url: str | None,
+    rounds: int | None,
+    held: int | None,
+    until_breaks: bool,
+    p99: float | None,
+    processes: int | None,
+    step: float | None,
+    plot_file: TextIO | None,
+) -> None:
     """Measure how fast an engine is from this machine.
 
     Measures pairs of acquire and release, hand-offs to a waiter, several threads, and renewals, in interleaved rounds.
@@ -42,13 +85,29 @@ def bench(console: Console, engine_url: str | None, rounds: int, held: int) -> N
     say more about the machine and the network than about the lock. A round that was disturbed by other load is
     repeated.
 
-    It needs only the engine. It uses its own namespace, which is empty again at the end. It puts load on the server for
-    some seconds, so be careful with a server in production.
+    With --until-breaks, client processes acquire and release different names at a rate that doubles with each step,
+    until p99 is above the limit, more than 0.1 % of the pairs fail, or the pairs fall behind; then it narrows the limit
+    down, and says what was used up. Each pair starts when it is due, whether or not the engine has answered the ones
+    before (an open loop), and its time counts from then. Ctrl-C ends it at any time, and releases everything.
+
+    It needs only the engine. It uses the namespace leasehold-bench, which is empty again at the end. It puts load on
+    the server for some seconds, and with --until-breaks as much as it can carry for a minute, so be careful with a
+    server in production.
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """
-    bench_console = replace(console, url=engine_url or console.url, namespace=f"leasehold-bench-{secrets.token_hex(8)}")
-    with bench_console.client(in_process=True) as client, cases(client, held) as chosen:
+    # Always the same namespace: an engine that counts tokens by namespace keeps that counter for ever.
+    bench_console = replace(console, url=engine_url or console.url, namespace="leasehold-bench")
+    prefix = f"{secrets.token_hex(8)}/"
+    if until_breaks:
+        usage_error_if(bool(rounds or held), "--until-breaks cannot be combined with --rounds or --held")
+        step = step or STEP
+        usage_error_if(step > MAX_STEP, f"--step {step:g} is too long: the maximum is {MAX_STEP:g} seconds")
+        _bench_until_breaks(bench_console, prefix, processes, step, p99 or P99, plot_file)
+        return
+    usage_error_if(bool(p99 or processes or step or plot_file), "this option needs --until-breaks: see --help")
+    rounds, held = rounds or ROUNDS, held or HELD
+    with bench_console.client(in_process=True) as client, cases(client, held, prefix) as chosen:
         results = measure(chosen, rounds, _progress(console))
         engine = client._core.engine_name
     if console.json:
@@ -56,6 +115,31 @@ def bench(console: Console, engine_url: str | None, rounds: int, held: int) -> N
         console.put_json({"engine": engine, "rounds": rounds, "held": held, "results": rows})
     else:
         console.put(format_results(f"{engine}: compared with one round trip", results))
+
+
+def _bench_until_breaks(
+    console: Console, prefix: str, processes: int | None, seconds: float, p99: float, plot_file: TextIO | None
+) -> None:
+    with console.client(in_process=True) as client:
+        client.ping()
+        engine = client._core.engine_name
+    # Locks of memory:// exist in one process: several would measure as many engines.
+    count = 1 if engine == "memory" else processes or min(os.cpu_count() or 1, 8)
+    if not console.json:
+        console.put(f"{engine}: {count} client process{'es' if count > 1 else ''}, {seconds:g} s a step")
+        console.put(until_breaks_.HEADER)
+
+    def report(step: Step) -> None:
+        if not console.json:
+            console.put(until_breaks_.format_step(step, p99 * 1000))
+
+    ramp = until_breaks_.run(console.url, console.namespace, prefix, count, seconds, p99 * 1000, report)
+    if plot_file is not None:
+        plot_file.write(until_breaks_.draw(engine, ramp))
+    if console.json:
+        console.put_json(until_breaks_.as_json(engine, ramp, count))
+    else:
+        console.put(until_breaks_.conclusion(ramp, count))
 
 
 def _progress(console: Console) -> Callable[[int, int], None]:

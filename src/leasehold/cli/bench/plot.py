@@ -34,11 +34,20 @@ def axis(values: Sequence[float], start: float, end: float) -> Axis:
     return Axis(low, max(high, low + 1), start, end)
 
 
-def svg(title: str, across: str, up: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """`lines`: by name, points of two positive numbers."""
+def svg(
+    title: str,
+    across: str,
+    up: str,
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    level: tuple[str, float] | None = None,
+    at: tuple[str, float] | None = None,
+) -> str:
+    """`lines`: by name, points of two positive numbers. `level` and `at`: a dashed line across and one upwards, with
+    what they mean."""
     points = [point for line in lines.values() for point in line]
     x = axis([point[0] for point in points], LEFT, WIDTH - RIGHT)
-    y = axis([point[1] for point in points], HEIGHT - BOTTOM, TOP)
+    y = axis([point[1] for point in points] + ([level[1]] if level else []), HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT}>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
@@ -57,8 +66,20 @@ def svg(title: str, across: str, up: str, lines: Mapping[str, Sequence[tuple[flo
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in pixels]
         parts.append(_text(x.end + 12, TOP + 10 + 18 * number, name, "start", f'fill="{colour}"'))
+    if level is not None:
+        parts += [
+            _rule(x.start, y.at(level[1]), x.end, y.at(level[1]), _DASHED),
+            _text(x.start + 6, y.at(level[1]) - 5, level[0], "start"),
+        ]
+    if at is not None:
+        parts += [
+            _rule(x.at(at[1]), y.start, x.at(at[1]), y.end, _DASHED),
+            _text(x.at(at[1]) - 6, y.end + 12, at[0], "end"),
+        ]
     return "\n".join([*parts, "</svg>\n"])
 
+
+_DASHED: Final = 'stroke="#555" stroke-dasharray="5 4"'
 
 BAR: Final = 24  # pixels of one bar and the gap below it
 NAMES: Final = 300  # pixels for the names to the left
@@ -90,5 +111,5 @@ def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
 
 
-def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#ddd"/>'
+def _rule(x1: float, y1: float, x2: float, y2: float, stroke: str = 'stroke="#ddd"') -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {stroke}/>'

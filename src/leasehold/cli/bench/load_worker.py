@@ -1,0 +1,112 @@
+"""A client process of `leasehold bench --until-breaks`: `python -m leasehold.cli.bench.load_worker`.
+
+It reads a step per line from stdin and answers with a line of results. Pairs of acquire and release start when they are
+due, whether or not earlier ones are done (an open loop), and are timed from then on: a server that stops for a second
+delays all pairs of that second, not only the ones that it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from leasehold.aio import AsyncClient, AsyncLock
+from leasehold.cli.run.parent_death import die_with_parent
+from leasehold.errors import LeaseholdError
+
+FACTS_VARIABLE: Final = "LEASEHOLD_BENCH_FACTS"
+GRACE: Final = 1.0  # seconds after the step in which pairs may still be done; later ones count as not done
+
+_MAX_RUNNING: Final = 500  # pairs at a time; the others wait, which counts as well
+
+
+@dataclass(slots=True)
+class StepResult:
+    """One process's share of a step."""
+
+    due: int
+    micros: list[int] = field(default_factory=list)  # of each pair that was done
+    errors: dict[str, int] = field(default_factory=dict)
+    cpu: float = 0.0  # share of one processor
+
+
+class LoadGenerator:
+    """Free names are used again, so that there are never more names than pairs at a time."""
+
+    def __init__(self, client: AsyncClient, prefix: str) -> None:
+        self._client, self._prefix = client, prefix
+        self._free: list[AsyncLock] = []
+        self._count = 0
+
+    async def run_step(self, rate: float, seconds: float, start: float) -> StepResult:
+        """`start`: when the first pair is due, by `time.monotonic`, which all processes share."""
+        result, room, running = StepResult(due=round(rate * seconds)), asyncio.Semaphore(_MAX_RUNNING), set()
+        end, cpu, errors = start + seconds + GRACE, time.process_time(), Counter[str]()
+
+        async def pair(due_at: float) -> None:
+            lock = self._free.pop() if self._free else self._new_lock()
+            try:
+                await (await lock.acquire()).release()
+                result.micros.append(int((time.monotonic() - due_at) * 1e6))
+            except LeaseholdError as error:
+                errors[f"{type(error).__name__}: {error}"] += 1
+            finally:
+                self._free.append(lock)
+                room.release()
+
+        try:
+            async with asyncio.timeout(end - time.monotonic()):
+                for number in range(result.due):
+                    due_at = start + number / rate
+                    await asyncio.sleep(max(0.0, due_at - time.monotonic()))
+                    await room.acquire()
+                    running.add(task := asyncio.create_task(pair(due_at)))
+                    task.add_done_callback(running.discard)
+                while running:
+                    await asyncio.wait(running)
+        except TimeoutError:
+            pass
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        result.errors, result.cpu = dict(errors), (time.process_time() - cpu) / (time.monotonic() - start)
+        return result
+
+    def _new_lock(self) -> AsyncLock:
+        self._count += 1
+        return self._client.lock(f"{self._prefix}{self._count}", wait=5)
+
+
+def main() -> None:
+    facts: dict[str, Any] = json.loads(os.environ.pop(FACTS_VARIABLE))
+    die_with_parent(facts["parent"])
+    with asyncio.Runner() as runner, suppress(KeyboardInterrupt):  # the parent interrupts a step
+        client = AsyncClient(facts["url"], namespace=facts["namespace"])
+        generator = LoadGenerator(client, facts["prefix"])
+        try:
+            runner.run(client.ping())
+            _answer({"ready": True})
+            for line in sys.stdin:
+                _answer(asdict(runner.run(generator.run_step(**json.loads(line)))))
+        except LeaseholdError as error:
+            _answer({"failed": str(error)})
+        finally:
+            runner.run(client.close())  # which sends the releases that are still pending
+
+
+def _answer(message: dict[str, Any]) -> None:
+    with suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""`bench --until-breaks`: open-loop load, the breaking point, and nothing left behind."""
+
+import asyncio
+import signal
+
+from leasehold import Client
+from leasehold.cli.bench import load_worker
+from leasehold.cli.bench.load_worker import LoadGenerator, StepResult
+from leasehold.cli.bench.until_breaks import MachineTimes, summarize
+from tests.support.client_fixtures import poll_until
+
+
+class StallingEngine:
+    """As much of a client as a load generator needs. Every acquire waits until `pairs` of them have begun."""
+
+    def __init__(self, pairs):
+        self.pairs, self.begun, self.go = pairs, 0, asyncio.Event()
+
+    def lock(self, _name, *, wait):
+        return self
+
+    async def acquire(self):
+        self.begun += 1
+        if self.begun == self.pairs:
+            self.go.set()
+        await self.go.wait()
+        return self
+
+    async def release(self):
+        """Succeed at once."""
+
+
+def test_pairs_start_when_due_and_are_timed_from_then(monkeypatch):
+    """A closed loop would wait for the first answer for ever, and then time the other pairs from their own start."""
+    monkeypatch.setattr(load_worker, "GRACE", 60.0)
+
+    async def run():
+        engine = StallingEngine(20)
+        return await LoadGenerator(engine, "").run_step(100.0, 0.2, asyncio.get_running_loop().time())
+
+    result = asyncio.run(run())
+    assert (result.due, len(result.micros), result.errors) == (20, 20, {})
+    # The last one was due 190 ms after the first, and all ended after that.
+    slowest_first = enumerate(sorted(result.micros, reverse=True))
+    assert all(micros + 10_000 * number >= 190_000 for number, micros in slowest_first)
+
+
+def test_pair_that_is_not_done_in_time_counts_as_slowest():
+    results = [StepResult(100, [1000] * 96, {"Unavailable: gone": 2}, 0.5), StepResult(100, [2000] * 100, {}, 0.7)]
+    step = summarize(100.0, 2.0, results, MachineTimes(0, 0, 0), MachineTimes(1000, 400, 100))
+    assert (step.p50, step.p95, step.p99) == (2.0, 2.0, 3000.0)
+    assert (step.done, step.errors, step.error) == (98.0, 0.01, "Unavailable: gone")
+    assert (step.client_cpu, step.machine_cpu, step.disk_wait) == (0.7, 0.6, 0.1)
+
+
+def test_bench_until_breaks_names_the_breaking_point_and_draws_it(shell, tmp_path):
+    plot = tmp_path / "load.svg"
+    options = ["--until-breaks", "--step", "0.2", "--p99", "0.000001", "--processes", "1", "--plot", str(plot)]
+    found = shell.json("bench", *options)
+    assert list(found) == [
+        "engine",
+        "processes",
+        "p99_limit",
+        "sustained",
+        "broke_at",
+        "broke_by",
+        "limited_by",
+        "steps",
+    ]
+    assert (found["engine"], found["processes"], found["sustained"]) == ("sqlite", 1, None)
+    assert [step["rate"] for step in found["steps"]] == [50, 50, 12.5, 12.5, 3.125, 3.125]
+    assert found["broke_at"] == 3.125
+    assert found["broke_by"]
+    assert found["limited_by"]
+    assert ">broke at 3<" in plot.read_text()
+    with Client(shell.environment["LEASEHOLD_URL"], namespace="leasehold-bench") as client:
+        assert client.inspect() == []
+
+
+def test_interrupted_bench_ends_its_processes_and_releases_everything(shell):
+    bench = shell.start("bench", "--until-breaks", "--step", "20", "--processes", "2")
+    with Client(shell.environment["LEASEHOLD_URL"], namespace="leasehold-bench") as client:
+        poll_until(client.inspect, 60)
+        bench.send_signal(signal.SIGINT)
+        errors = bench.communicate(timeout=60)[1]
+        assert (bench.returncode, errors) == (130, "")
+        assert client.inspect() == []
+
+
+def test_bench_refuses_options_that_do_not_go_together(shell):
+    assert shell("bench", "--until-breaks", "--held", "3").returncode == 64
+    assert shell("bench", "--plot", "load.svg").returncode == 64
+    assert shell("bench", "--until-breaks", "--step", "61").returncode == 64
