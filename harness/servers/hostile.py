@@ -49,6 +49,7 @@ class HostileProxy:
     def close(self) -> None:
         self._closed = True
         self._answer = None
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends `_accept`, which closing does not
         self._listener.close()
 
     def _accept(self) -> None:

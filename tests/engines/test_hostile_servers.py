@@ -23,8 +23,10 @@ from uuid import uuid4
 import pytest
 
 from harness.servers.hostile import ANSWERS, Answer, HostileProxy
+from harness.servers.process import poll
 from leasehold import Client, Unavailable
 from leasehold.core.texts import MAX_SERVER_TEXT
+from leasehold.engines.zookeeper.connection import KazooHandler
 from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.child_process import Child
@@ -272,10 +274,13 @@ ENDLESS_HANDSHAKES = {
 
 
 @pytest.mark.parametrize("engine", sorted(ENDLESS_HANDSHAKES))
-def test_tls_handshake_without_end_is_ended_at_the_deadline(engine, certificate) -> None:
-    """OpenSSL ignores any number of HelloRequest messages, so a flood of them kept a call busy."""
+def test_tls_handshake_without_end_is_ended_at_the_deadline(engine, certificate, monkeypatch) -> None:
+    """OpenSSL ignores any number of HelloRequest messages, so a flood of them kept a call busy, and at ZooKeeper the
+    thread of the session for ever."""
+    monkeypatch.setattr(KazooHandler, "connect_timeout", 0.5)
     url, greeting = ENDLESS_HANDSHAKES[engine]
     flood = b"\x16\x03\x03\x00\x04\0\0\0\0" * 1000
+    connections: list[socket.socket] = []
 
     def serve(connection: socket.socket) -> None:
         with suppress(OSError), connection:
@@ -289,13 +294,24 @@ def test_tls_handshake_without_end_is_ended_at_the_deadline(engine, certificate)
     def accept() -> None:
         with suppress(OSError):
             while True:
-                threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+                connections.append(listener.accept()[0])
+                threading.Thread(target=serve, args=connections[-1:], name="server", daemon=True).start()
+
+    def client_threads() -> set[threading.Thread]:
+        return {thread for thread in set(threading.enumerate()) - before if thread.name != "server"}
 
     with socket.create_server(("", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
+        threading.Thread(target=accept, name="server", daemon=True).start()
+        before = set(threading.enumerate())
         url = url.format(port=listener.getsockname()[1], certificate=certificate[1])
         with Client(url, call_timeout=0.5) as client:
             began = time.monotonic()
             with pytest.raises(Unavailable):
                 client.ping()
             check_elapsed(began, 0.5 + 0.5)
+        try:
+            poll(lambda: not client_threads(), 60, lambda: f"{client_threads()} have ended")
+        finally:
+            for sock in (listener, *connections):
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)  # ends the server's threads

@@ -20,6 +20,7 @@ from kazoo.protocol.connection import PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect, ReplyHeader
 
 from leasehold.core.texts import server_text
+from leasehold.runtime.net.blocking import shake_hands
 
 if TYPE_CHECKING:
     from leasehold.engines.zookeeper.kazoo_adapter import KazooAdapter
@@ -70,10 +71,14 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(self, address: tuple[str, int], timeout: float, hostname: str = "", **tls: Any) -> Any:
         """As kazoo's own, but it closes the socket if it fails."""
-        sock = socket.create_connection(address, min(timeout, self.connect_timeout))
+        seconds = min(timeout, self.connect_timeout)
+        sock = socket.create_connection(address, seconds)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return wrap_tls(sock, hostname, **tls) if tls["use_ssl"] else sock
+            if tls["use_ssl"]:
+                sock = wrap_tls(sock, hostname, **tls)
+                shake_hands(sock, seconds)
+            return sock
         except BaseException:
             sock.close()
             raise
@@ -86,7 +91,7 @@ def wrap_tls(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
         context.verify_mode = ssl.CERT_NONE
     if tls["certfile"]:
         context.load_cert_chain(tls["certfile"], tls["keyfile"], tls["keyfile_password"])
-    return context.wrap_socket(sock, server_hostname=hostname)
+    return context.wrap_socket(sock, server_hostname=hostname, do_handshake_on_connect=False)
 
 
 def _checked_length(length: int) -> int:

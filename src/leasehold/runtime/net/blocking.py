@@ -259,7 +259,7 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if tls is not None:
                 sock = tls.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)
-                _shake_hands(sock, max(deadline - clock(), 0.001))
+                shake_hands(sock, max(deadline - clock(), 0.001))
         except OSError as failure:
             sock.close()
             error = failure
@@ -271,7 +271,7 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
     raise error
 
 
-def _shake_hands(sock: ssl.SSLSocket, seconds: float) -> None:
+def shake_hands(sock: ssl.SSLSocket, seconds: float) -> None:
     """Begin TLS. OpenSSL ignores some messages, and the socket's timeout starts again with each: a server could keep
     this busy for ever. So another thread ends the connection at the deadline."""
     timer = threading.Timer(seconds, socket.socket.shutdown, (sock, socket.SHUT_RDWR))
