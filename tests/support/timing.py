@@ -1,12 +1,12 @@
 """Promises in seconds: `make test` must pass on a busy machine, `make extended` checks the seconds themselves.
 
-A test calls `check_elapsed(began, promised)`. In `make test` this only fails after a minute, when something hangs. In
-`make extended`, which sets LEASEHOLD_MEASURE=1, it fails if the promise was broken. There the plug-in below runs a
-failed test a second time and reports that. If the test fails again while the machine is too busy to measure seconds,
-the plug-in skips the test with that reason.
+A test calls `check_elapsed(began, promised)`, or `check_seconds(measured, promised)`. In `make test` this only fails
+after a minute, when something hangs. In `make extended`, which sets LEASEHOLD_MEASURE=1, it fails if the promise was
+broken. There the plug-in below runs a failed test a second time and reports that. If the test fails again while the
+machine is too busy to measure seconds, the plug-in skips the test with that reason.
 
-Every test that calls `check_elapsed` belongs to both tiers. A test that makes no sense without real seconds, such as
-one with a ttl so short that a busy machine loses the lease, is marked `extended` and runs in the second tier only.
+Every test that calls one of them belongs to both tiers. A test that makes no sense without real seconds, such as one
+with a ttl so short that a busy machine loses the lease, is marked `extended` and runs in the second tier only.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ from _pytest.runner import runtestprotocol
 
 MEASURING: Final = bool(os.environ.get("LEASEHOLD_MEASURE"))
 _HANGS: Final = 60.0  # in `make test`: more than any promise of the tests
+_MEASURES: Final = {"check_elapsed", "check_seconds"}
 _BUSY: Final = 0.002  # seconds that a thread waited for a processor, each time it was ready to run
 
 
 def check_elapsed(began: float, promised: float, why: str = "") -> None:
     """Fail if more than `promised` seconds have passed since `began`, a time of `time.monotonic()`."""
-    elapsed = time.monotonic() - began
+    check_seconds(time.monotonic() - began, promised, why)
+
+
+def check_seconds(elapsed: float, promised: float, why: str = "") -> None:
+    """The same for seconds that the test has measured itself, for example in another process."""
     limit = promised if MEASURING else max(_HANGS, promised)
     assert elapsed < limit, f"took {elapsed:.2f} s, promised: {promised:.2f} s{why and ': '}{why}"
 
@@ -39,7 +44,7 @@ class MeasuredTests:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             function = getattr(item, "function", None)
-            if function is not None and "check_elapsed" in _names(function.__code__):
+            if function is not None and not _MEASURES.isdisjoint(_names(function.__code__)):
                 item.add_marker(pytest.mark.measured)
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

@@ -14,7 +14,7 @@ from leasehold import Client
 from leasehold.core.timing import RESERVATION_TTL
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
 from tests.support import probe
-from tests.support.timing import check_elapsed
+from tests.support.timing import check_elapsed, check_seconds
 
 MAX_HANDOFF_SECONDS = 1.5
 
@@ -120,7 +120,7 @@ def test_waiter_through_linked_folder_is_woken(url, path, tmp_path, child) -> No
         assert waiter.read_message() == "waiting"
         released = boot_time()
         lease.release()
-        assert waiter.read_message()["at"] - released < MAX_HANDOFF_SECONDS
+        check_seconds(waiter.read_message()["at"] - released, MAX_HANDOFF_SECONDS)
 
 
 def test_socket_without_a_reader_is_replaced(url, path) -> None:
@@ -195,8 +195,7 @@ def test_head_killed_after_its_reservation_does_not_delay_next_waiter(url, child
         lease.release()
         released = boot_time()
         head.kill()
-        waited = second.read_message(RESERVATION_TTL + 10)["at"] - released
-        assert waited < MAX_HANDOFF_SECONDS
+        check_seconds(second.read_message()["at"] - released, MAX_HANDOFF_SECONDS)
 
 
 def test_client_without_socket_descriptor_still_acquires(url, monkeypatch) -> None:
