@@ -45,6 +45,7 @@ def traits_of(rig: type[Rig]) -> Traits:
         run_sync(context.close())
 
 
+@pytest.mark.extended  # it starts the servers of every rig
 def test_every_engine_has_rig_guarantees_page_and_trait_cases():
     rigs = {name: rig_type(name) for name in RIGS}
     assert gaps(BUILT_IN, rigs, PAGES, all_cases(), traits_of) == []

@@ -31,7 +31,13 @@ class EngineSpace(NamedTuple):
         return Client(self.url, namespace=self.namespace, call_timeout=60)
 
 
-@pytest.fixture(params=["sqlite", "redis", "etcd"])
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.extended),
+        "redis",
+        pytest.param("etcd", marks=pytest.mark.extended),
+    ]
+)
 def engine_space(request, url, require_server) -> EngineSpace:
     with require_server():
         if request.param == "redis":

@@ -68,14 +68,15 @@ def test_eight_processes_increment_one_file_exclusively(url, path, tmp_path, chi
     recorder = record_grants(url, path, monkeypatch)
     file = tmp_path / "counter"
     file.write_text("0")
-    workers = [child("count", url, "hot", file, 500) for _ in range(8)]
+    workers = [child("count", url, "hot", file, 125) for _ in range(8)]
     counted = sorted(tuple(pair) for worker in workers for pair in worker.read_message(600))
-    assert file.read_text() == "4000"
-    assert [number for number, _ in counted] == list(range(4000))
+    assert file.read_text() == "1000"
+    assert [number for number, _ in counted] == list(range(1000))
     assert all(first < second for (_, first), (_, second) in pairwise(counted))
-    print(f"passed over: {recorder.check_order(4000)} of 4000")
+    print(f"passed over: {recorder.check_order(1000)} of 1000")
 
 
+@pytest.mark.faults  # the same with fewer is below
 def test_thousand_waiters_from_twenty_processes_each_acquire_once(url, path, child, wait_until, monkeypatch) -> None:
     check_many_waiters(url, path, child, wait_until, monkeypatch, processes=20, threads=50)
 

@@ -208,7 +208,7 @@ async def cut_off_waiter_leaves_no_queue_entry(t: CaseContext) -> None:
     holder, other = t.client(), t.client(call_timeout=t.rig.short_call)
     await t.wait_until_connected(other)
     lease = await holder.acquire(ttl=_LONG)
-    waiting = t.spawn(other.acquire(wait=0.5))
+    waiting = t.spawn(other.acquire(wait=3.0))
     await t.until(lambda: _has_waiters(holder), "the waiter is queued")
     t.rig.cut(other.client)
     with pytest.raises((NotAcquired, Unavailable)):
