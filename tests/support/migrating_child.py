@@ -25,7 +25,9 @@ def run_migrations_online():
         with context.begin_transaction():
             context.run_migrations()
 
-with locked(context, ttl=2) if context.config.attributes["locked"] else nullcontext():
+attributes = context.config.attributes
+# A short ttl only for the process that is killed: on a busy machine the others could lose their lease.
+with locked(context, ttl=2 if attributes["hangs"] else 60) if attributes["locked"] else nullcontext():
     run_migrations_online()
 """
 
@@ -62,7 +64,7 @@ def upgrade(folder: Path, database: str, lock: str, locked: bool) -> None:
     config.set_main_option("sqlalchemy.url", database.replace("%", "%%"))
     if lock:
         config.set_main_option("leasehold.url", lock.replace("%", "%%"))
-    config.attributes["locked"] = locked
+    config.attributes.update(locked=locked, hangs=(folder / "hang").exists())
     command.upgrade(config, "head")
 
 
