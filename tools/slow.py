@@ -29,29 +29,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Recorder:
-    """In each worker: adds the costs of a test to its report."""
+    """In each worker: adds the costs of a test, with setup and teardown, to its report. The processes are only counted
+    once per test, because that takes milliseconds where many run."""
+
+    def __init__(self) -> None:
+        self._cpu = self._wall = 0.0  # when the last test ended
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        session.config.workeroutput["collected"] = tree_cpu(os.getpid())  # type: ignore[attr-defined]
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
-        return (yield from self._measured(item, "setup"))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        return (yield from self._measured(item, "call"))
+        self._cpu, self._wall = tree_cpu(os.getpid()), time.monotonic()
+        session.config.workeroutput["collected"] = self._cpu  # type: ignore[attr-defined]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        return (yield from self._measured(item, "teardown"))
-
-    def _measured(self, item: pytest.Item, phase: str) -> Iterator[None]:
-        cpu, wall = tree_cpu(os.getpid()), time.monotonic()
         try:
             return (yield)
         finally:
-            item.user_properties.append((f"cost-{phase}", (tree_cpu(os.getpid()) - cpu, time.monotonic() - wall)))
+            cpu, wall = tree_cpu(os.getpid()), time.monotonic()
+            item.user_properties.append(("cost", (cpu - self._cpu, wall - self._wall)))
+            self._cpu, self._wall = cpu, wall
 
 
 class Reporter:
@@ -60,7 +55,6 @@ class Reporter:
     def __init__(self) -> None:
         self._cpu: Counter[str] = Counter()
         self._wall: Counter[str] = Counter()
-        self._phases: Counter[str] = Counter()
         self._collection: list[float] = []  # of each worker
         self._servers: Counter[str] = Counter()
 
@@ -68,11 +62,8 @@ class Reporter:
         if report.when != "teardown":
             return
         for name, value in report.user_properties:
-            if name.startswith("cost-"):
-                cpu, wall = value  # type: ignore[misc]
-                self._cpu[report.nodeid] += cpu
-                self._wall[report.nodeid] += wall
-                self._phases[name.removeprefix("cost-")] += cpu
+            if name == "cost":
+                self._cpu[report.nodeid], self._wall[report.nodeid] = value  # type: ignore[misc]
 
     def pytest_testnodedown(self, node: Any) -> None:
         self._collection.append(getattr(node, "workeroutput", {}).get("collected", 0.0))
@@ -86,7 +77,7 @@ class Reporter:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         write = terminalreporter.write_line
         terminalreporter.section("processor time")
-        write(f"{self._cpu.total():9.1f} s  in {len(self._cpu)} tests: {_listed(self._phases)}")
+        write(f"{self._cpu.total():9.1f} s  in {len(self._cpu)} tests")
         write(f"{sum(self._collection):9.1f} s  to collect them, in {len(self._collection)} workers")
         write(f"{self._servers.total():9.1f} s  in shared servers: {_listed(self._servers)}")
         for title, group in {"file": _file, "function": _function, "test": str}.items():
