@@ -1,6 +1,7 @@
 """What a server remembers: grants, waits, incidents and an hour of statistics, bounded in memory."""
 
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from leasehold.core.names import hash_id
 from leasehold.events import Event
 from leasehold.model import Claim, Holder, Holding
 from leasehold.server import history as limits
+from leasehold.server import incidents
 from leasehold.server import stats as statistics
 from leasehold.server.history import History
 from leasehold.server.picture import Picture, Snapshot
@@ -321,6 +323,24 @@ def test_owner_that_missed_its_renewals_comes_first(past):
     assert seconds(suspended.heard_at) == pytest.approx(-5.0)
     assert owners["queued"].waits == ["b"]
     assert owners["queued"].heard_at is None
+
+
+@pytest.mark.parametrize("most", [1, 7, 20, 200])
+@pytest.mark.parametrize("wanted", ["", "web-1", "none of these"])
+def test_first_owners_are_those_of_the_whole_list(past, monkeypatch, most, wanted):
+    """20 owners hold, three of them quietly, and 1,000 only wait: of these no more are made than are shown."""
+    held = [holding(f"a/{number}", f"web-{number}", 1.0 if number % 8 == 0 else 9.0) for number in range(20)]
+    past.observe(picture(*(replace(each, left=10.0) for each in held), at=0).snapshot)
+    waiting = [holding(f"a/{number % 30}", f"web-{number}", 9.0, state="waiting") for number in range(1000)]
+    now = picture(*held, *waiting, at=9)
+    all_owners = [owner for owner in past.owners(now) if wanted in owner.holder]
+    made, make = [], incidents._new_owner
+    monkeypatch.setattr(incidents, "_new_owner", lambda *args: made.append(args) or make(*args))
+    first = past.owners(now, most, (lambda who: wanted in who[0]) if wanted else None)
+    assert first == all_owners[:most]
+    assert len(made) <= max(most, 20)
+    if not wanted:
+        assert [owner.holder for owner in first[:3]] == ["web-0", "web-8", "web-16"][:most]
 
 
 def test_owner_that_shortened_its_ttl_is_not_quiet(past):

@@ -41,7 +41,8 @@ def find(picture: Picture) -> list[Deadlock]:
 
 def chains(picture: Picture, limit: int = 20) -> list[Chain]:
     """Chains of two locks or more, each from its outer end, those that block the most waiters first."""
-    awaited_by = {waiter.owner: lock for lock in picture.locks for waiter in lock.queue if waiter.owner}
+    holding = {holder.owner for lock in picture.locks if lock.queue for holder in lock.holders if holder.owner}
+    awaited_by = {waiter.owner: lock for lock in picture.locks for waiter in lock.queue if waiter.owner in holding}
     steps = {
         lock.name: (holder, awaited_by[holder.owner])
         for lock in picture.locks

@@ -22,7 +22,7 @@ from leasehold.model import Claim, Holding
 from leasehold.server import incidents, merging
 from leasehold.server.fair_table import FairTable, Tally
 from leasehold.server.past import AtRisk, Incident, Owner, PastGrant, PastWait, Refusal, Renewal, Stats
-from leasehold.server.picture import Picture, Snapshot
+from leasehold.server.picture import Picture, Snapshot, Who
 from leasehold.server.stats import Hour
 
 MAX_NAMES: Final = 2000
@@ -151,12 +151,16 @@ class History:
         """When the holder of a grant acquired or renewed it last."""
         return as_of + holding.left - self.ttl(holding)
 
-    def owners(self, picture: Picture) -> list[Owner]:
-        """All holders of a picture, those gone quiet first."""
-        snapshot = picture.snapshot
-        if snapshot.owners is None:
-            snapshot.owners = incidents.owners(picture, self)
-        return snapshot.owners
+    def owners(
+        self, picture: Picture, most: int | None = None, fits: Callable[[Who], bool] | None = None
+    ) -> list[Owner]:
+        """The holders of a picture, those gone quiet first; all of them, or the first."""
+        known = picture.snapshot.known_owners
+        if fits is not None:
+            return incidents.owners(picture, self, most, fits)
+        if most not in known:
+            known[most] = incidents.owners(picture, self, most)
+        return known[most]
 
     def deadlocks(self, namespace: str) -> int:
         """How many the last two pictures of the namespace show."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Final, Literal
 
 from leasehold.core.deadlocks import Deadlock
 from leasehold.events import Event
-from leasehold.model import Holding
 from leasehold.server.past import Incident, Owner, PastGrant
-from leasehold.server.picture import Picture, Snapshot
+from leasehold.server.picture import Picture, Snapshot, Who, who_of
 
 if TYPE_CHECKING:
     from leasehold.server.history import History
@@ -146,38 +147,47 @@ def _heard_at(grant: PastGrant) -> float:
     return grant.expires_at - grant.ttl
 
 
-def owners(picture: Picture, history: History) -> list[Owner]:
-    """All holders of a picture, those gone quiet first, then by the number of waiters that they block."""
-    found: dict[tuple[str, str, int], Owner] = {}
-
-    def owner_of(holding: Holding) -> Owner:
-        label, host, pid, _ = holding.holder
-        known = found.get((label, host, pid))
-        if known is None:
-            known = found[label, host, pid] = Owner(
-                holder=label,
-                host=host or None,
-                pid=pid or None,
-                holds=[],
-                waits=[],
-                heard_at=None,
-                quiet=False,
-                expires_at=None,
-                blocks=0,
-                lost=history.losses(picture.namespace, label),
-            )
-        return known
-
+def owners(
+    picture: Picture, history: History, most: int | None = None, fits: Callable[[Who], bool] | None = None
+) -> list[Owner]:
+    """The holders of a picture that fit, those gone quiet first, then by the number of waiters that they block; then
+    those that only wait. `most`: no more than these. There may be ten thousand that only wait, and a page shows a
+    hundred owners: the others are not made."""
+    found: dict[Who, Owner] = {}
     for lock in picture.locks:
         for holding in lock.holders:
-            if holding.state == "held":
-                owner, heard_at = owner_of(holding), history.heard_at(holding, picture.as_of)
+            if holding.state == "held" and ((who := who_of(holding)) in found or fits is None or fits(who)):
+                owner = found.get(who) or found.setdefault(who, _new_owner(who, picture, history))
+                heard_at = history.heard_at(holding, picture.as_of)
                 owner.holds.append(lock.name)
                 owner.blocks += len(lock.queue)
                 owner.quiet = owner.quiet or history.at_risk(holding)
                 owner.heard_at = heard_at if owner.heard_at is None else max(owner.heard_at, heard_at)
                 ends = picture.as_of + holding.left
                 owner.expires_at = ends if owner.expires_at is None else min(owner.expires_at, ends)
+    if most is None or len(found) < most:
+        waiting = {who for who in picture.snapshot.owners if who not in found and (fits is None or fits(who))}
+        for who in sorted(waiting) if most is None else nsmallest(most - len(found), waiting):
+            found[who] = _new_owner(who, picture, history)
+    for lock in picture.locks:
         for waiter in lock.queue:
-            owner_of(waiter).waits.append(lock.name)
-    return sorted(found.values(), key=lambda owner: (not owner.quiet, -owner.blocks, -len(owner.holds), owner.holder))
+            if (known := found.get(who_of(waiter))) is not None:
+                known.waits.append(lock.name)
+    order = sorted(found.values(), key=lambda each: (not each.quiet, -each.blocks, -len(each.holds), each.holder))
+    return order[:most]
+
+
+def _new_owner(who: Who, picture: Picture, history: History) -> Owner:
+    label, host, pid = who
+    return Owner(
+        holder=label,
+        host=host or None,
+        pid=pid or None,
+        holds=[],
+        waits=[],
+        heard_at=None,
+        quiet=False,
+        expires_at=None,
+        blocks=0,
+        lost=history.losses(picture.namespace, label),
+    )

@@ -29,6 +29,7 @@ _PARAMETERS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "/v1/owners": [
         ("namespace", {"type": "string", "default": ""}, "The namespace of the names."),
         ("prefix", {"type": "string", "default": ""}, "Only names that begin with it."),
+        ("limit", {"type": "integer", "minimum": 1}, "So many at most, those gone quiet first. Left out: all."),
         ("local", _FLAG, _LOCAL),
     ],
     "/v1/history": [

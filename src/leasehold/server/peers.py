@@ -32,7 +32,7 @@ from leasehold.server.auth import Caller
 from leasehold.server.history import History
 from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.past import Incident, Owner, PastGrant, PastWait, Stats
-from leasehold.server.picture import Picture
+from leasehold.server.picture import Picture, Who
 
 S = TypeVar("S", bound=schemas.OfServer)
 T = TypeVar("T")
@@ -155,11 +155,19 @@ class Peers:
         answers, missing = await self._ask_all(path, schemas.StatsAnswer, local)
         return Merged(merging.stats(own, [each.stats for each in answers]), missing)
 
-    async def owners(self, picture: Picture, *, local: bool = False) -> Merged[list[Owner]]:
-        """The holders of a picture, with what all servers know about them."""
-        path = f"/v1/owners?{_query(namespace=picture.namespace)}"
+    async def owners(
+        self,
+        picture: Picture,
+        most: int | None = None,
+        fits: Callable[[Who], bool] | None = None,
+        *,
+        local: bool = False,
+    ) -> Merged[list[Owner]]:
+        """The holders of a picture, all or the first, with what all servers know about them."""
+        path = f"/v1/owners?{_query(namespace=picture.namespace, **({} if most is None else {'limit': most}))}"
         answers, missing = await self._ask_all(path, schemas.Owners, local)
-        return Merged(merging.owners(self._history.owners(picture), [each.owners for each in answers]), missing)
+        own = self._history.owners(picture, most, fits)
+        return Merged(merging.owners(own, [each.owners for each in answers]), missing)
 
     # ------------------------------------------------------------------- asking
 

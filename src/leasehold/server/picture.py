@@ -44,6 +44,16 @@ MAX_READ: Final = 20  # namespaces that a reader of the whole engine gets
 Result: TypeAlias = Literal["hit", "miss", "stale"]
 
 
+Who: TypeAlias = tuple[str, str, int]  # label, host, pid: one client
+
+_OF_OWNERS: Final = frozenset({"held", "waiting", "passed over"})
+
+
+def who_of(holding: Holding) -> Who:
+    label, host, pid, _ = holding.holder
+    return label, host, pid
+
+
 class LockView(NamedTuple):
     """One name as a picture shows it."""
 
@@ -80,11 +90,11 @@ class Snapshot:
         self.namespace = namespace
         self.as_of = as_of  # Unix time before the engine was asked: everything before it is shown
         self.holdings = holdings
-        self.owners: list[Owner] | None = None  # kept here by the history, which knows when each last renewed
+        self.known_owners: dict[int | None, list[Owner]] = {}  # kept by the history, which knows when each last renewed
 
     def prepare(self) -> None:
         """Work everything out. From any thread: for a large namespace it takes too long for the event loop."""
-        _ = self.locks, self.by_name, self.states, self.deadlocks
+        _ = self.locks, self.by_name, self.states, self.deadlocks, self.owners
 
     @cached_property
     def locks(self) -> tuple[LockView, ...]:
@@ -95,6 +105,11 @@ class Snapshot:
     @cached_property
     def by_name(self) -> dict[str, LockView]:
         return {lock.name: lock for lock in self.locks}
+
+    @cached_property
+    def owners(self) -> frozenset[Who]:
+        """All that hold or wait. A name that cools has no owner."""
+        return frozenset(who_of(each) for each in self.holdings if each.state in _OF_OWNERS)
 
     @cached_property
     def states(self) -> Counter[HoldingState]:

@@ -31,13 +31,14 @@ _HOUR: Final = BUCKET_SECONDS * BUCKETS
 
 
 async def owners(app: App, request: Request) -> Response:
-    """The holders of a namespace, those gone quiet first."""
-    arguments = known_arguments(request, "namespace", "prefix", "local")
+    """The holders of a namespace, those gone quiet first. `limit`: only the first."""
+    arguments = known_arguments(request, "namespace", "prefix", "limit", "local")
     namespace, prefix = _read_scope(arguments)
+    most = _read_limit(arguments["limit"]) if "limit" in arguments else None
     request.allow_reading(namespace, prefix, exact=False)
     with app.limits.call(request.caller, "read", namespace):
         picture = (await app.pictures.get(namespace, outdated=True)).with_prefix(prefix)
-        found, missing = await app.peers.owners(picture, local=_flag(arguments, "local"))
+        found, missing = await app.peers.owners(picture, most, local=_flag(arguments, "local"))
     shown = schemas.Owners(
         owners=found,
         as_of=round(picture.as_of, 3),

@@ -17,13 +17,12 @@ from leasehold.server.dashboard.words import cut, duration
 from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.past import Incident, Owner, PastGrant, Stats
 from leasehold.server.peers import NamePast
-from leasehold.server.picture import LockView, Picture, Snapshot
+from leasehold.server.picture import LockView, Picture
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
 
 HOUR: Final = 3600.0
-_OF_OWNERS: Final = frozenset({"held", "waiting", "passed over"})  # a name that cools has no owner
 NO_PAST: Final = NamePast([], [])
 DAY: Final = 24 * HOUR
 _STATS_AGE: Final = 2.0  # seconds that the statistics of an hour are shown again
@@ -98,17 +97,6 @@ class Memory:
     def __init__(self) -> None:
         self.steady = Steady()
         self._stats: dict[str, tuple[float, Stats]] = {}
-        self._owners: dict[str, tuple[Snapshot, int]] = {}
-
-    def count_owners(self, snapshot: Snapshot) -> int:
-        """How many clients hold or wait. Counted once for each picture."""
-        known = self._owners.get(snapshot.namespace)
-        if known is None or known[0] is not snapshot:
-            count = len({each.holder[:3] for each in snapshot.holdings if each.state in _OF_OWNERS})
-            known = self._owners[snapshot.namespace] = (snapshot, count)
-            if len(self._owners) > 100:
-                self._owners.clear()
-        return known[1]
 
     async def stats(self, app: App, namespace: str, now: float) -> Stats:
         """Of the last hour. The same for two seconds: adding up an hour takes a while."""
@@ -134,7 +122,7 @@ class Look:
     may_break: bool = False
     incidents: Sequence[Incident] = ()  # latest first, those that the caller may see
     stats: Stats | None = None  # of the last hour, for the overview
-    owners: Sequence[Owner] = ()  # for their page
+    owners: Sequence[Owner] = ()  # the first that fit the filter, for their page
     past: NamePast = NO_PAST  # of the lock of the page
 
     @cached_property

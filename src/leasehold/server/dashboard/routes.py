@@ -25,6 +25,7 @@ from leasehold.server.dashboard.overview import overview
 from leasehold.server.dashboard.stream import Rendered, Streams
 from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.messages import EventStream, Request, Response, checked, read_query
+from leasehold.server.past import Owner
 from leasehold.server.picture import Picture, Snapshot
 from leasehold.server.problems import Draining, Forbidden, Problem
 from leasehold.server.queries import may_see
@@ -203,10 +204,14 @@ class Dashboard:
             stats=await self._memory.stats(app, namespace, now)
             if page.key == "overview" and caller.may_list(namespace, "")
             else None,
-            owners=(await app.peers.owners(picture)).value if page.key == "owners" else (),
+            owners=await self._owners(picture, arguments) if page.key == "owners" else (),
             past=(await app.peers.past(namespace, name)).value if name else NO_PAST,
         )
         return look, list(map(app.peers.names_for(caller), missing))
+
+    async def _owners(self, picture: Picture, arguments: dict[str, str]) -> list[Owner]:
+        fits = views.owner_filter(arguments.get("filter", ""))
+        return (await self._app.peers.owners(picture, views.MAX_ROWS, fits)).value
 
     async def _context(self, look: Look, page: Page, missing: list[str]) -> dict[str, Any]:
         namespace = look.namespace
@@ -266,8 +271,7 @@ class Dashboard:
 
     def _nav(self, look: Look) -> list[NavItem]:
         day = len(latest(look.incidents, look.now - DAY))
-        owners = self._memory.count_owners(look.picture.snapshot)
-        counts = {"locks": len(look.locks), "owners": owners, "incidents": day}
+        counts = {"locks": len(look.locks), "owners": len(look.picture.snapshot.owners), "incidents": day}
         return [
             NavItem(
                 page.key,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import ceil
 from typing import Any, Final, NamedTuple
@@ -39,11 +39,11 @@ from leasehold.server.dashboard.look import (
 from leasehold.server.dashboard.words import counted, duration, link, number, plain, sentence, spelled, token
 from leasehold.server.history import MAX_INCIDENTS
 from leasehold.server.past import Incident, Owner, PastGrant
-from leasehold.server.picture import LockView
+from leasehold.server.picture import LockView, Who
 
 MAX_ROWS: Final = 100  # of a table
 MAX_WAITERS: Final = 50
-_MAX_FILTER: Final = 300
+MAX_FILTER: Final = 300
 
 Context = dict[str, Any]
 
@@ -70,7 +70,7 @@ _SORTS: Final = {"queue": "Queue", "name": "Lock", "held": "Held for", "left": "
 def locks(look: Look) -> Context:
     tab_key = look.arguments.get("tab", "all")
     sort = look.arguments.get("sort", "")
-    filter_text = look.arguments.get("filter", "")[:_MAX_FILTER]
+    filter_text = look.arguments.get("filter", "")[:MAX_FILTER]
     risky = {lock.name for lock in look.at_risk}
     tabs = {
         "all": ("All", look.locks),
@@ -336,17 +336,14 @@ class ChainRow(NamedTuple):
 
 
 def owners(look: Look) -> Context:
-    everyone = look.owners
-    filter_text = look.arguments.get("filter", "")[:_MAX_FILTER]
-    wanted = filter_text.strip().lower()
-    found = [each for each in everyone if wanted in f"{each.holder} {place(each.host, each.pid)}".lower()]
+    total = len(look.picture.snapshot.owners)
     quiet = [
         look.grant_row(lock, each) for lock in look.at_risk for each in lock.holders if look.app.history.at_risk(each)
     ]
     quiet.sort(key=lambda row: (row.holder, row.ends_at or 0.0))
     names = list(dict.fromkeys(row.holder for row in quiet))
     return {
-        "lede": _owners_lede(len(everyone), names, quiet, look.now),
+        "lede": _owners_lede(total, names, quiet, look.now),
         "quiet": quiet[:MAX_ROWS],
         "chains": [
             ChainRow(
@@ -355,12 +352,18 @@ def owners(look: Look) -> Context:
             )
             for chain in deadlocks.chains(look.picture, 5)
         ],
-        "rows": [_owner_row(look, each) for each in found[:MAX_ROWS]],
-        "total": len(everyone),
-        "filter": filter_text,
+        "rows": [_owner_row(look, each) for each in look.owners],
+        "total": total,
+        "filter": look.arguments.get("filter", "")[:MAX_FILTER],
         "filter_hint": "owner or host",
-        "say": f"{counted(len(everyone), 'owner')}, {len(names)} gone quiet",
+        "say": f"{counted(total, 'owner')}, {len(names)} gone quiet",
     }
+
+
+def owner_filter(text: str) -> Callable[[Who], bool] | None:
+    """What finds the owners that a reader of their page asks for; None: all."""
+    wanted = text[:MAX_FILTER].strip().lower()
+    return (lambda who: wanted in f"{who[0]} {place(*who[1:])}".lower()) if wanted else None
 
 
 def _owners_lede(total: int, names: Sequence[str], quiet: Sequence[Row], now: float) -> str:
