@@ -5,7 +5,7 @@ import re
 import pytest
 
 from leasehold.server.dashboard import charts, timeline, words
-from leasehold.server.dashboard.look import Steady
+from leasehold.server.dashboard.page_data import Steady
 from leasehold.server.past import PastGrant, PastWait, Refusal, Renewal
 
 NOW = 1_794_840_000.0

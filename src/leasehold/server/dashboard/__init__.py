@@ -1,7 +1,7 @@
 """The dashboard: pages of the lock server for people. They show, and decide nothing.
 
 routes.py    which path shows which page, the headers of all answers, and pages about errors
-look.py      what a page is made from: picture and history, as far as the caller may read them
+page_data.py what a page is made from: picture and history, as far as the caller may read them
 overview.py  what the first page shows        views.py    locks, one lock, owners, incidents
 engine.py    the engine, without addresses    records.py  the end of the audit log
 words.py     numbers, times and names as people read them

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from leasehold.engines.probe import Health, MemberHealth
 from leasehold.model import Traits
 from leasehold.server.dashboard import charts
-from leasehold.server.dashboard.look import AT_RISK, DOWN, UP, State
+from leasehold.server.dashboard.page_data import AT_RISK, DOWN, UP, State
 from leasehold.server.dashboard.words import counted, number, plain, size
 from leasehold.server.metrics import CALL_BUCKETS
 from leasehold.server.stats import quantiles

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from leasehold.server.dashboard import charts
 from leasehold.server.dashboard.charts import Values
 from leasehold.server.dashboard.engine import Health, card
-from leasehold.server.dashboard.look import (
+from leasehold.server.dashboard.page_data import (
     AT_RISK,
     BROKEN,
     DAY,
@@ -20,7 +20,7 @@ from leasehold.server.dashboard.look import (
     LOST,
     QUIET,
     REFUSED,
-    Look,
+    PageData,
     State,
     latest,
 )
@@ -87,25 +87,25 @@ class Server(NamedTuple):
     text: str
 
 
-def overview(look: Look, health: Health | None, server: str, missing: Sequence[str]) -> Context:
-    held = sum(each.state == "held" for lock in look.locks for each in lock.holders)
-    waiting = sum(len(lock.queue) for lock in look.locks)
-    warnings = _warnings(look, health)
-    lede = _lede(sum(lock.state == "held" for lock in look.locks), waiting, len(warnings))
+def overview(data: PageData, health: Health | None, server: str, missing: Sequence[str]) -> Context:
+    held = sum(each.state == "held" for lock in data.locks for each in lock.holders)
+    waiting = sum(len(lock.queue) for lock in data.locks)
+    warnings = _warnings(data, health)
+    lede = _lede(sum(lock.state == "held" for lock in data.locks), waiting, len(warnings))
     return {
         "lede": lede,
-        "under": _under(look),
+        "under": _under(data),
         "warnings": warnings[:MAX_WARNINGS],
-        "strip": _strip(look, held, waiting),
-        "charts": _charts(look, waiting),
-        "worst": _worst(look),
-        "groups": [_group(each) for each in look.stats.groups[:8]] if look.stats is not None else [],
+        "strip": _strip(data, held, waiting),
+        "charts": _charts(data, waiting),
+        "worst": _worst(data),
+        "groups": [_group(each) for each in data.stats.groups[:8]] if data.stats is not None else [],
         "no_groups": "Nothing was acquired in the last hour."
-        if look.reads_all
+        if data.reads_all
         else "Shown to keys that may read the whole namespace.",
-        "engine": card(look.app, health),
-        "feed": [incident_view(look, each) for each in look.incidents[:5]],
-        "servers": _servers(look, server, missing),
+        "engine": card(data.app, health),
+        "feed": [incident_view(data, each) for each in data.incidents[:5]],
+        "servers": _servers(data, server, missing),
         "say": lede,
     }
 
@@ -123,10 +123,10 @@ def _lede(held: int, waiting: int, warnings: int) -> str:
     return f"{text}, and {spelled(warnings)} {'thing needs' if warnings == 1 else 'things need'} attention."
 
 
-def _under(look: Look) -> str:
-    where = f"namespace {plain(look.namespace)}" if look.namespace else "the default namespace"
-    oldest = max((lock.oldest_wait for lock in look.locks), default=0.0)
-    what = "Everything in" if look.reads_all else "What you may read of"
+def _under(data: PageData) -> str:
+    where = f"namespace {plain(data.namespace)}" if data.namespace else "the default namespace"
+    oldest = max((lock.oldest_wait for lock in data.locks), default=0.0)
+    what = "Everything in" if data.reads_all else "What you may read of"
     # Rounded up to what a reader remembers, so that the text does not change with every frame.
     rough = next((bound for bound in (1, 5, 10, 30, 60, 300, 900, 3600, 14_400) if oldest <= bound), None)
     if not oldest:
@@ -138,10 +138,10 @@ def _under(look: Look) -> str:
 # ------------------------------------------------------------ what needs attention
 
 
-def _warnings(look: Look, health: Health | None) -> list[WarningItem]:
-    found = [*_deadlocks(look), *_engine(look, health), *_quiet(look)]
+def _warnings(data: PageData, health: Health | None) -> list[WarningItem]:
+    found = [*_deadlocks(data), *_engine(data, health), *_quiet(data)]
     shown = {each.subject for each in found}
-    for incident in latest(look.incidents, look.now - _RECENT):
+    for incident in latest(data.incidents, data.now - _RECENT):
         if incident.kind not in ("lost", "stale_token", "broken") or incident.name in shown:
             continue
         shown.add(incident.name)
@@ -159,27 +159,27 @@ def _warnings(look: Look, health: Health | None) -> list[WarningItem]:
     return found
 
 
-def _quiet(look: Look) -> list[WarningItem]:
+def _quiet(data: PageData) -> list[WarningItem]:
     """Owners whose renewals are overdue: one line for one lock, or for all locks of one owner."""
     found: dict[str, list[tuple[str, float, int]]] = {}
-    for lock in look.at_risk:
+    for lock in data.at_risk:
         for each in lock.holders:
-            if look.app.history.at_risk(each):
-                heard_at = look.app.history.heard_at(each, look.picture.as_of)
+            if data.app.history.at_risk(each):
+                heard_at = data.app.history.heard_at(each, data.picture.as_of)
                 found.setdefault(each.holder.label, []).append((lock.name, heard_at, len(lock.queue)))
     warnings = []
     for holder, held in found.items():
         name, heard_at, queue = held[0]
-        heard_at = look.memory.steady("heard", holder, max(each[1] for each in held))
+        heard_at = data.memory.steady("heard", holder, max(each[1] for each in held))
         if len(held) == 1:
             waiters = _waiters(queue, "it")
             text = f"is at risk: {plain(holder)} has missed renewals, and loses it unless it renews.{waiters}"
-            warnings.append(WarningItem(AT_RISK, name, True, lock_link(look.namespace, name), text, heard_at))
+            warnings.append(WarningItem(AT_RISK, name, True, lock_link(data.namespace, name), text, heard_at))
         else:
             waiters = _waiters(sum(each[2] for each in held), "them")
             text = f"has gone quiet. It holds {spelled(len(held))} locks, which expire by themselves.{waiters}"
             warnings.append(
-                WarningItem(QUIET, holder, False, link("/owners", namespace=look.namespace), text, heard_at)
+                WarningItem(QUIET, holder, False, link("/owners", namespace=data.namespace), text, heard_at)
             )
     return warnings
 
@@ -190,26 +190,26 @@ def _waiters(count: int, what: str) -> str:
     )
 
 
-def _deadlocks(look: Look) -> list[WarningItem]:
-    if not look.reads_all:
+def _deadlocks(data: PageData) -> list[WarningItem]:
+    if not data.reads_all:
         return []
     return [
         WarningItem(
             DEADLOCK,
             each.victim.name,
             True,
-            lock_link(look.namespace, each.victim.name),
+            lock_link(data.namespace, each.victim.name),
             f"is part of a deadlock: {plain(str(each))}. Break token {token(each.victim.token or 0)} to end it.",
             None,
         )
-        for each in look.picture.snapshot.deadlocks[:3]
+        for each in data.picture.snapshot.deadlocks[:3]
     ]
 
 
-def _engine(look: Look, health: Health | None) -> list[WarningItem]:
+def _engine(data: PageData, health: Health | None) -> list[WarningItem]:
     warnings = []
-    href = link("/engines", namespace=look.namespace)
-    if look.app.service.breaker.open or (health is not None and not health.up):
+    href = link("/engines", namespace=data.namespace)
+    if data.app.service.breaker.open or (health is not None and not health.up):
         warnings.append(WarningItem(DOWN, "The engine", False, href, "does not answer: new acquires fail.", None))
     for number_, member in enumerate(health.members if health is not None else (), 1):
         for storage in member.storage:
@@ -270,13 +270,13 @@ def _errors(buckets: Sequence[Bucket]) -> float:
     )
 
 
-def _strip(look: Look, held: int, waiting: int) -> list[Cell]:
-    queues = sum(bool(lock.queue) for lock in look.locks)
+def _strip(data: PageData, held: int, waiting: int) -> list[Cell]:
+    queues = sum(bool(lock.queue) for lock in data.locks)
     cells = [
         Cell("Held now", f"{held:,}", "", Markup("")),
         Cell("Waiting now", f"{waiting:,}", f"in {counted(queues, 'queue')}" if queues else "", Markup("")),
     ]
-    stats = look.stats
+    stats = data.stats
     if stats is None:
         return cells
     recent = stats.buckets[-7:-1]  # a minute; the last bucket is not full yet
@@ -285,7 +285,7 @@ def _strip(look: Look, held: int, waiting: int) -> list[Cell]:
         _recent_quantile(recent, "direct", stats.bounds, 1),
         _recent_quantile(stats.buckets, "queued", stats.bounds, 2),
     )
-    day = latest(look.incidents, look.now - DAY)
+    day = latest(data.incidents, data.now - DAY)
     lost = [each.at for each in day if each.kind == "lost"]
     refused = [each.at for each in day if each.kind == "stale_token"]
     return [
@@ -309,13 +309,13 @@ def _strip(look: Look, held: int, waiting: int) -> list[Cell]:
             "Lost, 24 h",
             f"{len(lost):,}",
             "lease" if len(lost) == 1 else "leases",
-            charts.ticks(_by_time(lost, look.now), "lost"),
+            charts.ticks(_by_time(lost, data.now), "lost"),
         ),
         Cell(
             "Refused, 24 h",
             f"{len(refused):,}",
             "write" if len(refused) == 1 else "writes",
-            charts.ticks(_by_time(refused, look.now), "lost"),
+            charts.ticks(_by_time(refused, data.now), "lost"),
         ),
     ]
 
@@ -352,8 +352,8 @@ def _by_time(instants: Sequence[float], now: float) -> list[int]:
 # ---------------------------------------------------------------------- charts
 
 
-def _charts(look: Look, waiting: int) -> list[Chart]:
-    stats = look.stats
+def _charts(data: PageData, waiting: int) -> list[Chart]:
+    stats = data.stats
     if stats is None or len(stats.buckets) < 2:
         return []
     times = _times(stats)
@@ -403,14 +403,14 @@ def _table(heads: list[str], times: Sequence[float], lines: Sequence[Values]) ->
 # ----------------------------------------------------------------------- tables
 
 
-def _worst(look: Look) -> list[Any]:
-    risky = {lock.name for lock in look.at_risk}
+def _worst(data: PageData) -> list[Any]:
+    risky = {lock.name for lock in data.at_risk}
 
     def key(lock: Any) -> tuple[bool, int, float, float]:
         left = min((each.left for each in lock.holders), default=0.0)
         return lock.name not in risky, -len(lock.queue), -lock.oldest_wait, left
 
-    return [look.row(lock) for lock in sorted(look.locks, key=key)[:6]]
+    return [data.row(lock) for lock in sorted(data.locks, key=key)[:6]]
 
 
 def _group(group: Summary) -> Group:
@@ -428,12 +428,12 @@ def _group(group: Summary) -> Group:
     )
 
 
-def _servers(look: Look, server: str, missing: Sequence[str]) -> list[Server]:
-    app = look.app
+def _servers(data: PageData, server: str, missing: Sequence[str]) -> list[Server]:
+    app = data.app
     streams = len(app.service.streams) + len(app.feed)
-    recent = [] if look.stats is None else look.stats.buckets[-7:-1]
+    recent = [] if data.stats is None else data.stats.buckets[-7:-1]
     per_second = rate(_acquires(recent) / (10 * len(recent))) if recent else ""
-    load = f"{counted(app.service.waiters, 'waiter')}, {counted(streams, 'stream')}" if look.reads_everything else ""
+    load = f"{counted(app.service.waiters, 'waiter')}, {counted(streams, 'stream')}" if data.reads_everything else ""
     own = Server(server, per_second, load)
     answering = len(app.peers) - len(missing)
     peers = [Server(counted(answering, "peer"), "", "history merged")] if answering > 0 else []

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from leasehold.server.dashboard.look import AT_RISK, BROKEN, HELD, LOST, REFUSED, Look, State
+from leasehold.server.dashboard.page_data import AT_RISK, BROKEN, HELD, LOST, REFUSED, PageData, State
 from leasehold.server.dashboard.views import Context, Tab
 from leasehold.server.dashboard.words import counted, link
 from leasehold.telemetry.audit.chain import Record, decode
@@ -63,12 +63,12 @@ def read_tail(path: str) -> list[Record]:
     return [record for line in whole if line and (record := decode(line)) is not None]
 
 
-def audit(look: Look, records: Sequence[Record] | None) -> Context:
+def audit(data: PageData, records: Sequence[Record] | None) -> Context:
     """`records`: None if this server writes no audit log."""
-    chosen = look.arguments.get("which", "")
+    chosen = data.arguments.get("which", "")
     chosen = chosen if chosen in _TABS else ""
     label, actions = _TABS[chosen]
-    seen = [each for each in records or () if _may_see(look, each)]
+    seen = [each for each in records or () if _may_see(data, each)]
     shown = [each for each in reversed(seen) if actions is None or each.fields["action"] in actions][:MAX_RECORDS]
     text = (
         "Start the server with --audit-file FILE, and it records who was granted, released, lost or broke which lock."
@@ -77,7 +77,7 @@ def audit(look: Look, records: Sequence[Record] | None) -> Context:
     )
     return {
         "tabs": [
-            Tab(each[0], 0, link("/audit", namespace=look.namespace, which=key), key == chosen)
+            Tab(each[0], 0, link("/audit", namespace=data.namespace, which=key), key == chosen)
             for key, each in _TABS.items()
         ],
         "chain": _chain(records),
@@ -88,11 +88,11 @@ def audit(look: Look, records: Sequence[Record] | None) -> Context:
     }
 
 
-def _may_see(look: Look, record: Record) -> bool:
+def _may_see(data: PageData, record: Record) -> bool:
     lock = record.fields.get("lock")
     if not isinstance(lock, dict):
-        return look.reads_everything
-    return look.may_read(str(lock.get("namespace", "")), str(lock.get("name", "")))
+        return data.reads_everything
+    return data.may_read(str(lock.get("namespace", "")), str(lock.get("name", "")))
 
 
 def _chain(records: Sequence[Record] | None) -> Chain:

@@ -20,8 +20,8 @@ from leasehold.server.auth import ANYONE, Caller
 from leasehold.server.dashboard import actions, records, session, views, words
 from leasehold.server.dashboard.engine import Health, engines, name_of
 from leasehold.server.dashboard.live import Part, Parts
-from leasehold.server.dashboard.look import DAY, NO_PAST, Look, Memory, latest
 from leasehold.server.dashboard.overview import overview
+from leasehold.server.dashboard.page_data import DAY, NO_PAST, Memory, PageData, latest
 from leasehold.server.dashboard.stream import Rendered, Streams
 from leasehold.server.keys import ANY_NAMESPACE
 from leasehold.server.messages import EventStream, Request, Response, checked, read_query
@@ -154,8 +154,8 @@ class Dashboard:
         arguments = read_query(request.query)
         page = PAGES.get(request.path, _LOCK)
         with self._app.limits.call(caller, "read"):
-            look, missing = await self._look(caller, page, arguments)
-            context = await self._context(look, page, missing)
+            data, missing = await self._page_data(caller, page, arguments)
+            context = await self._context(data, page, missing)
         form_token, cookies = session.form_token(request, self.secure)
         broken = arguments.get("broken", "")
         context |= {"frame": False, "form_token": form_token}
@@ -175,7 +175,7 @@ class Dashboard:
         )
         return Response(200, "text/html; charset=utf-8", html.encode(), cookies)
 
-    async def _look(self, caller: Caller, page: Page, arguments: dict[str, str]) -> tuple[Look, list[str]]:
+    async def _page_data(self, caller: Caller, page: Page, arguments: dict[str, str]) -> tuple[PageData, list[str]]:
         """What this caller may see of this page now, and the peers that did not answer."""
         app = self._app
         with checked():
@@ -191,7 +191,7 @@ class Dashboard:
             picture = _visible(picture, caller)
         found, missing = await app.peers.incidents(namespace, 500)
         now = app.service.runtime.wall()
-        look = Look(
+        data = PageData(
             app=app,
             caller=caller,
             memory=self._memory,
@@ -207,56 +207,56 @@ class Dashboard:
             owners=await self._owners(picture, arguments) if page.key == "owners" else (),
             past=(await app.peers.past(namespace, name)).value if name else NO_PAST,
         )
-        return look, list(map(app.peers.names_for(caller), missing))
+        return data, list(map(app.peers.names_for(caller), missing))
 
     async def _owners(self, picture: Picture, arguments: dict[str, str]) -> list[Owner]:
         fits = views.owner_filter(arguments.get("filter", ""))
         return (await self._app.peers.owners(picture, views.MAX_ROWS, fits)).value
 
-    async def _context(self, look: Look, page: Page, missing: list[str]) -> dict[str, Any]:
-        namespace = look.namespace
+    async def _context(self, data: PageData, page: Page, missing: list[str]) -> dict[str, Any]:
+        namespace = data.namespace
         context = {
             "page": "locks" if page is _LOCK else page.key,
             "title": page.title,
             "crumb": None,
-            "now": look.now,
-            "as_of": look.picture.as_of,
+            "now": data.now,
+            "as_of": data.picture.as_of,
             "namespace": namespace,
             "namespaces": [
                 NamespaceItem(each, words.link(_BY_KEY[page.key][0] if page is not _LOCK else "/locks", namespace=each))
-                for each in self._namespaces(look.caller, namespace)
+                for each in self._namespaces(data.caller, namespace)
             ],
             "filter": "",
             "filter_hint": "",
-            "kept": {key: value for key, value in look.arguments.items() if key in _ARGUMENTS},
+            "kept": {key: value for key, value in data.arguments.items() if key in _ARGUMENTS},
             "is_live": True,
             "links": {key: words.link(path, namespace=namespace) for key, (path, _) in _BY_KEY.items()},
             "home": words.link("/", namespace=namespace),
             "has_peers": len(self._app.peers) > 0,
-            "nav": self._nav(look),
-            "notices": self._notices(look, missing),
-            "foot": self._foot(look.caller),
-            "logged_in": look.caller != ANYONE,
+            "nav": self._nav(data),
+            "notices": self._notices(data, missing),
+            "foot": self._foot(data.caller),
+            "logged_in": data.caller != ANYONE,
         }
-        return context | await self._body(look, page, missing)
+        return context | await self._body(data, page, missing)
 
-    async def _body(self, look: Look, page: Page, missing: list[str]) -> dict[str, Any]:
+    async def _body(self, data: PageData, page: Page, missing: list[str]) -> dict[str, Any]:
         match page.key:
             case "overview":
-                return overview(look, self.health(), self.server, missing)
+                return overview(data, self.health(), self.server, missing)
             case "locks":
-                return views.locks(look)
+                return views.locks(data)
             case "owners":
-                return views.owners(look)
+                return views.owners(data)
             case "incidents":
-                return views.incidents(look)
+                return views.incidents(data)
             case "engines":
                 return engines(self._app, self.health())
             case "audit":
-                return records.audit(look, await self._audit_records())
-        name = look.arguments["name"]
-        crumb = NamespaceItem("Locks", words.link("/locks", namespace=look.namespace))
-        found = views.lock(look, name)
+                return records.audit(data, await self._audit_records())
+        name = data.arguments["name"]
+        crumb = NamespaceItem("Locks", words.link("/locks", namespace=data.namespace))
+        found = views.lock(data, name)
         url, trace = self.trace_url, found["trace"]
         found["trace_url"] = url.replace("{trace}", quote(trace, safe="")) if url and trace else None
         return found | {"title": words.plain(name), "crumb": {"label": crumb.name, "href": crumb.href}}
@@ -269,13 +269,13 @@ class Dashboard:
         except OSError:
             return []
 
-    def _nav(self, look: Look) -> list[NavItem]:
-        day = len(latest(look.incidents, look.now - DAY))
-        counts = {"locks": len(look.locks), "owners": len(look.picture.snapshot.owners), "incidents": day}
+    def _nav(self, data: PageData) -> list[NavItem]:
+        day = len(latest(data.incidents, data.now - DAY))
+        counts = {"locks": len(data.locks), "owners": len(data.picture.snapshot.owners), "incidents": day}
         return [
             NavItem(
                 page.key,
-                words.link(path, namespace=look.namespace),
+                words.link(path, namespace=data.namespace),
                 page.title,
                 page.letter,
                 f"{counts[page.key]:,}" if counts.get(page.key) else "",
@@ -284,11 +284,11 @@ class Dashboard:
             for path, page in PAGES.items()
         ]
 
-    def _notices(self, look: Look, missing: list[str]) -> list[tuple[str, str]]:
+    def _notices(self, data: PageData, missing: list[str]) -> list[tuple[str, str]]:
         notices = []
         if self.demo:
             notices.append(("soft", "This is a demo: the server generates the traffic that you see."))
-        if look.picture.stale:
+        if data.picture.stale:
             notices.append(("", "The engine does not answer. You see its last answer."))
         if missing:
             text = f"No answer from {', '.join(missing)}: its part of the history is missing."
@@ -335,10 +335,10 @@ class Dashboard:
             page = _LOCK
 
         async def render() -> Rendered:
-            look, missing = await self._look(caller, page, shown)
-            return self._frame(page, await self._context(look, page, missing), look.picture.as_of)
+            data, missing = await self._page_data(caller, page, shown)
+            return self._frame(page, await self._context(data, page, missing), data.picture.as_of)
 
-        await self._look(caller, page, shown)  # raises if the caller may not see it
+        await self._page_data(caller, page, shown)  # raises if the caller may not see it
         key = (page.key, tuple(sorted(shown.items())), caller.rights, self.admin)
         return self.streams.open(key, render, last, caller.who, lambda: self._app.authenticator.still(caller))
 

@@ -14,7 +14,7 @@ from leasehold.core.texts import shell_command
 from leasehold.model import Holding
 from leasehold.server import deadlocks
 from leasehold.server.dashboard import charts, timeline
-from leasehold.server.dashboard.look import (
+from leasehold.server.dashboard.page_data import (
     AT_RISK,
     BROKEN,
     DAY,
@@ -28,7 +28,7 @@ from leasehold.server.dashboard.look import (
     REFUSED,
     WAITING,
     WELL,
-    Look,
+    PageData,
     Row,
     State,
     latest,
@@ -67,17 +67,17 @@ class Column(NamedTuple):
 _SORTS: Final = {"queue": "Queue", "name": "Lock", "held": "Held for", "left": "Lease left"}
 
 
-def locks(look: Look) -> Context:
-    tab_key = look.arguments.get("tab", "all")
-    sort = look.arguments.get("sort", "")
-    filter_text = look.arguments.get("filter", "")[:MAX_FILTER]
-    risky = {lock.name for lock in look.at_risk}
+def locks(data: PageData) -> Context:
+    tab_key = data.arguments.get("tab", "all")
+    sort = data.arguments.get("sort", "")
+    filter_text = data.arguments.get("filter", "")[:MAX_FILTER]
+    risky = {lock.name for lock in data.at_risk}
     tabs = {
-        "all": ("All", look.locks),
-        "blocking": ("Blocking", [lock for lock in look.locks if lock.queue]),
-        "risk": ("At risk", look.at_risk),
-        "cooling": ("Cooling", [lock for lock in look.locks if lock.state == "cooling"]),
-        "semaphores": ("Semaphores", [lock for lock in look.locks if lock.kind == "semaphore"]),
+        "all": ("All", data.locks),
+        "blocking": ("Blocking", [lock for lock in data.locks if lock.queue]),
+        "risk": ("At risk", data.at_risk),
+        "cooling": ("Cooling", [lock for lock in data.locks if lock.state == "cooling"]),
+        "semaphores": ("Semaphores", [lock for lock in data.locks if lock.kind == "semaphore"]),
     }
     if tab_key not in tabs:
         tab_key = "all"
@@ -85,7 +85,7 @@ def locks(look: Look) -> Context:
     fitting.sort(key=_sort_key(sort, risky))
 
     def href(**changed: str) -> str:
-        kept = {"namespace": look.namespace, "tab": tab_key, "sort": sort, "filter": filter_text} | changed
+        kept = {"namespace": data.namespace, "tab": tab_key, "sort": sort, "filter": filter_text} | changed
         return link("/locks", **{name: value for name, value in kept.items() if value not in ("", "all")})
 
     order = {"queue": "descending", "held": "descending", "name": "ascending", "left": "ascending"}
@@ -107,12 +107,12 @@ def locks(look: Look) -> Context:
             Column("Wait p95", number=True),
             Column("Grants, 1 h"),
         ],
-        "rows": [look.row(lock, details=True) for lock in fitting[:MAX_ROWS]],
+        "rows": [data.row(lock, details=True) for lock in fitting[:MAX_ROWS]],
         "fitting": len(fitting),
-        "total": len(look.locks),
+        "total": len(data.locks),
         "filter": filter_text,
         "filter_hint": "prefix or holder:name",
-        "say": f"{counted(len(look.locks), 'lock')}, {len(risky)} at risk",
+        "say": f"{counted(len(data.locks), 'lock')}, {len(risky)} at risk",
     }
 
 
@@ -160,18 +160,18 @@ class GrantRow(NamedTuple):
     end: str
 
 
-def lock(look: Look, name: str) -> Context:
-    found = look.picture.snapshot.by_name.get(name)
-    grants, waits = look.past
+def lock(data: PageData, name: str) -> Context:
+    found = data.picture.snapshot.by_name.get(name)
+    grants, waits = data.past
     if found is None:
-        row = Row("lock", look.namespace, name, FREE, "none", "", None, None, None, 1.0)
+        row = Row("lock", data.namespace, name, FREE, "none", "", None, None, None, 1.0)
         queue: Sequence[Holding] = ()
     else:
-        row, queue = look.row(found), found.queue
+        row, queue = data.row(found), found.queue
     holders = () if found is None else found.holders
     shown = queue[:MAX_WAITERS]
     waiting = [
-        timeline.Waiting(each.fingerprint, each.holder.label, look.picture.as_of - each.age, (each.position or 0) + 1)
+        timeline.Waiting(each.fingerprint, each.holder.label, data.picture.as_of - each.age, (each.position or 0) + 1)
         for each in shown
     ]
     first = min(holders, key=lambda each: each.left, default=None)
@@ -181,32 +181,32 @@ def lock(look: Look, name: str) -> Context:
         "tags": _tags(found),
         "token_note": _token_note(row, grants),
         "held_title": "Held for" if row.state in (HELD, AT_RISK) else "State",
-        "held_note": _held_note(row, grants, look.now),
+        "held_note": _held_note(row, grants, data.now),
         "purpose": "" if first is None else first.holder.purpose,
         "trace": next((grant.trace for grant in grants if grant.token == row.token and grant.trace), None),
-        "slots": [look.grant_row(found, each) for each in holders] if found is not None and len(holders) > 1 else [],
+        "slots": [data.grant_row(found, each) for each in holders] if found is not None and len(holders) > 1 else [],
         "slots_note": "" if found is None else _slots_note(found),
-        "timeline": timeline.draw(name, grants, waits, waiting, look.now),
-        "timeline_key": _timeline_key(grants, queue, look.now),
+        "timeline": timeline.draw(name, grants, waits, waiting, data.now),
+        "timeline_key": _timeline_key(grants, queue, data.now),
         "queue": [
             WaiterRow(
                 (each.position or 0) + 1,
                 each.holder.label,
                 place(each.holder.host, each.holder.pid),
                 each.holder.purpose,
-                look.memory.steady("queued", each.fingerprint, look.picture.as_of - each.age),
+                data.memory.steady("queued", each.fingerprint, data.picture.as_of - each.age),
                 _waiter_note(each),
             )
             for each in shown
         ],
         "queue_more": len(queue) - len(shown),
-        "queue_since": row.waiting_since or look.now,
-        "queue_note": "first come, first served" if look.app.service.engine.traits.fair else "in no promised order",
+        "queue_since": row.waiting_since or data.now,
+        "queue_note": "first come, first served" if data.app.service.engine.traits.fair else "in no promised order",
         "grants": [_grant_row(grant, row.token) for grant in grants[:12]],
         "grants_note": f"{counted(len(grants), 'grant')} known" if len(grants) > 12 else "",
         "waits": _waits([wait.ended - wait.began for wait in waits], grants),
-        "commands": [shell_command(verb, look.namespace, name) for verb in ("get", "watch", "history")],
-        "may_break": look.may_break,
+        "commands": [shell_command(verb, data.namespace, name) for verb in ("get", "watch", "history")],
+        "may_break": data.may_break,
         "say": f"{plain(name)}: {row.state.word}, {plain(row.holder)}, {counted(len(queue), 'waiter')}",
     }
 
@@ -335,26 +335,26 @@ class ChainRow(NamedTuple):
     note: str
 
 
-def owners(look: Look) -> Context:
-    total = len(look.picture.snapshot.owners)
+def owners(data: PageData) -> Context:
+    total = len(data.picture.snapshot.owners)
     quiet = [
-        look.grant_row(lock, each) for lock in look.at_risk for each in lock.holders if look.app.history.at_risk(each)
+        data.grant_row(lock, each) for lock in data.at_risk for each in lock.holders if data.app.history.at_risk(each)
     ]
     quiet.sort(key=lambda row: (row.holder, row.ends_at or 0.0))
     names = list(dict.fromkeys(row.holder for row in quiet))
     return {
-        "lede": _owners_lede(total, names, quiet, look.now),
+        "lede": _owners_lede(total, names, quiet, data.now),
         "quiet": quiet[:MAX_ROWS],
         "chains": [
             ChainRow(
-                [ChainLink(each.holder.holder.label, look.namespace, each.lock.name) for each in chain.links],
+                [ChainLink(each.holder.holder.label, data.namespace, each.lock.name) for each in chain.links],
                 f"{counted(chain.blocked, 'waiter')} blocked until the last one is released",
             )
-            for chain in deadlocks.chains(look.picture, 5)
+            for chain in deadlocks.chains(data.picture, 5)
         ],
-        "rows": [_owner_row(look, each) for each in look.owners],
+        "rows": [_owner_row(data, each) for each in data.owners],
         "total": total,
-        "filter": look.arguments.get("filter", "")[:MAX_FILTER],
+        "filter": data.arguments.get("filter", "")[:MAX_FILTER],
         "filter_hint": "owner or host",
         "say": f"{counted(total, 'owner')}, {len(names)} gone quiet",
     }
@@ -383,10 +383,10 @@ def _owners_lede(total: int, names: Sequence[str], quiet: Sequence[Row], now: fl
     )
 
 
-def _owner_row(look: Look, owner: Owner) -> OwnerRow:
+def _owner_row(data: PageData, owner: Owner) -> OwnerRow:
     where = place(owner.host, owner.pid)
     part_id = part_name("o", f"{owner.holder}\n{where}")
-    heard_at = None if owner.heard_at is None else look.memory.steady("heard", part_id, owner.heard_at)
+    heard_at = None if owner.heard_at is None else data.memory.steady("heard", part_id, owner.heard_at)
     holds = f"{len(owner.holds):,}"
     state = QUIET if owner.quiet else WELL if owner.holds else WAITING
     return OwnerRow(part_id, owner.holder, where, holds, len(owner.waits), owner.blocks, heard_at, owner.lost, state)
@@ -424,25 +424,25 @@ _KINDS: Final[dict[str, tuple[State, str, str]]] = {  # state, title, tab
 }
 
 
-def incidents(look: Look) -> Context:
-    found = look.incidents
-    chosen = look.arguments.get("kind", "")
+def incidents(data: PageData) -> Context:
+    found = data.incidents
+    chosen = data.arguments.get("kind", "")
     counts: dict[str, int] = {}
     for each in found:
         counts[_KINDS[each.kind][2]] = counts.get(_KINDS[each.kind][2], 0) + 1
     shown = [each for each in found if not chosen or _KINDS[each.kind][2].lower() == chosen][:MAX_ROWS]
 
     def href(kind: str) -> str:
-        return link("/incidents", namespace=look.namespace, kind=kind)
+        return link("/incidents", namespace=data.namespace, kind=kind)
 
     tabs = [Tab("All", len(found), href(""), not chosen)]
     tabs += [Tab(label, count, href(label.lower()), label.lower() == chosen) for label, count in counts.items()]
     days = [
-        Day(group[0].at, [incident_view(look, each) for each in group])
+        Day(group[0].at, [incident_view(data, each) for each in group])
         for _, each_day in groupby(shown, key=lambda each: int(each.at // DAY))
         if (group := list(each_day))
     ]
-    lede = _incidents_lede(latest(found, look.now - DAY))
+    lede = _incidents_lede(latest(found, data.now - DAY))
     return {
         "lede": lede,
         "most": MAX_INCIDENTS,
@@ -471,13 +471,13 @@ def _incidents_lede(day: Sequence[Incident]) -> str:
     return sentence(text.strip())
 
 
-def incident_view(look: Look, incident: Incident) -> IncidentView:
+def incident_view(data: PageData, incident: Incident) -> IncidentView:
     state, title, _ = _KINDS[incident.kind]
     if incident.kind == "lost" and incident.reason:
         title = f"the lease was lost, {plain(incident.reason)}"
     if incident.kind == "broken" and incident.actor:
         title = f"broken by {plain(incident.actor)}"
-    about, then = _grants_of(look, incident)
+    about, then = _grants_of(data, incident)
     meaning = incident.meaning
     if incident.kind == "broken" and incident.reason:
         meaning = f"“{plain(incident.reason)}” {meaning}"
@@ -493,7 +493,7 @@ def incident_view(look: Look, incident: Incident) -> IncidentView:
         meaning=with_code(plain(meaning)),
         facts=_facts(incident, about),
         advice=with_code(plain(incident.advice)),
-        picture=Markup("") if about is None else timeline.mini(about, then, look.now),
+        picture=Markup("") if about is None else timeline.mini(about, then, data.now),
     )
 
 
@@ -518,11 +518,11 @@ def _facts(incident: Incident, about: PastGrant | None) -> list[str]:
     return facts
 
 
-def _grants_of(look: Look, incident: Incident) -> tuple[PastGrant | None, PastGrant | None]:
+def _grants_of(data: PageData, incident: Incident) -> tuple[PastGrant | None, PastGrant | None]:
     """The grant that an incident is about, and the one after it."""
-    if incident.namespace != look.namespace or not incident.name:
+    if incident.namespace != data.namespace or not incident.name:
         return None, None
-    grants = look.grants(incident.name)
+    grants = data.grants(incident.name)
     about = next((grant for grant in grants if grant.token == incident.token), None)
     if about is None:
         return None, None

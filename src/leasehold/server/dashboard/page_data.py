@@ -109,7 +109,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Look:
+class PageData:
     """What one caller sees of one namespace at one moment."""
 
     app: App
