@@ -333,8 +333,15 @@ class LockState:
         entry.delay, entry.min_hold, entry.process_bound = claim.delay, claim.min_hold, claim.process_bound
         life = self._extend(context.now, entry, claim.ttl)
         self._next_expiry = min(self._next_expiry, entry.expires_at)
-        self._advance_queue(context, notifications)
+        if entry.mode == "shared" or self.kind == "semaphore" or not self._head_knows(entry.expires_at):
+            self._advance_queue(context, notifications)
         return Grant(entry.token, life, entry.slot)
+
+    def _head_knows(self, until: float) -> bool:
+        """Whether the head re-checks by then without another notification. Behind an exclusive grant, which admits no
+        other claim, there is nothing else to do."""
+        head, (id_hash, recheck_at) = self._head(), self._notified_head
+        return recheck_at <= until and (head is None or head.id_hash == id_hash)
 
     def _extend(self, now: float, entry: QueueEntry, ttl: float) -> float:
         """Move the end forward, never back. Returns the life left: exactly `ttl` if the end moved, without a rounding

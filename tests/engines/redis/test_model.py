@@ -402,3 +402,66 @@ def test_passed_over_waiter_returns_ahead_of_the_head(comparison: ModelCompariso
         run_both(comparison, step, tokens, "lock", None)
         comparison.check_inspect()
     assert tokens.keys() == {holder, first}
+
+
+HOLDER, FIRST, SECOND, THIRD = ID_HASHES[:4]
+LATE_WAITERS = [  # the server scans the waiters 15 s after FIRST joined: a second before the others' heartbeats end
+    *[("attempt", id_hash, True, {}, 17.0) for id_hash in (HOLDER, FIRST)],
+    ("pass", 1.0),
+    *[("attempt", id_hash, True, {}, 17.0) for id_hash in (SECOND, THIRD)],
+]
+RELEASE = ("release", HOLDER, True, True)
+HEARTBEATS = ("renew", [(FIRST, False, 0.0), (SECOND, False, 0.0), (THIRD, False, 0.0)])
+HAND_OFFS = {
+    "to an exclusive waiter": [RELEASE, ("attempt", FIRST, True, {}, 10.0)],
+    "to the last waiter": [
+        *(("release", SECOND, True, True), ("release", THIRD, True, True), RELEASE),
+        ("attempt", FIRST, True, {}, 10.0),
+    ],
+    "to the last waiter, which does not claim": [
+        *(("release", SECOND, True, True), ("release", THIRD, True, True), RELEASE, ("pass", 3.0)),
+        *(("renew", [(FIRST, False, 0.0)]), ("pass", 1.0)),
+    ],
+    "ahead of a dead head": [
+        *(("pass", 13.0), ("renew", [(FIRST, False, 0.0)]), ("pass", 1.5), ("renew", [(FIRST, False, 0.0)])),
+        *(("pass", 1.0), RELEASE),
+    ],
+    "claimed when its head is dead": [
+        *(("pass", 12.0), ("renew", [(FIRST, False, 0.0), (THIRD, False, 0.0)]), ("pass", 1.5), RELEASE, ("pass", 2.0)),
+        *(("attempt", FIRST, True, {}, 10.0), ("attempt", THIRD, True, {}, 10.0)),
+    ],
+    "ahead of an unreachable head": [("unreachable", SECOND), RELEASE],
+    "to an unreachable waiter": [("unreachable", FIRST), RELEASE],
+    "claimed for less than its head's re-check": [RELEASE, ("attempt", FIRST, True, {}, 0.5)],
+    "claimed for a short while by a shared claim": [RELEASE, ("attempt", FIRST, True, {"mode": "shared"}, 10.0)],
+    "claimed too late": [RELEASE, ("pass", 3.0), ("attempt", FIRST, True, {}, 10.0)],
+    "claimed by another claim": [RELEASE, ("attempt", SECOND, True, {}, 10.0)],
+    "after the holder's ttl": [("pass", 13.0), HEARTBEATS, ("pass", 1.5), HEARTBEATS, ("pass", 2.0), RELEASE],
+    "after the clock went back": [("pass", -5.0), RELEASE, ("attempt", FIRST, True, {}, 10.0)],
+    "with a delay": [RELEASE, ("attempt", FIRST, True, {"delay": 60.0}, 10.0), ("pass", 50.0)],
+}
+
+
+@pytest.mark.parametrize("history", HAND_OFFS)
+def test_hand_off_agrees_with_the_model_on_known_histories(history: str, comparison: ModelComparison) -> None:
+    comparison.reset()
+    for step in [*LATE_WAITERS, *HAND_OFFS[history], RELEASE, ("release", FIRST, True, True)]:
+        run_both(comparison, step, {}, "lock", None)
+        comparison.check_inspect()
+
+
+@pytest.mark.parametrize("shape", [{"mode": "shared"}, {"min_hold": 4.0}])
+def test_hand_off_from_and_to_other_shapes_agrees_with_the_model(shape, comparison: ModelComparison) -> None:
+    for shapes in (({}, shape), (shape, {}), (shape, shape)):
+        comparison.reset()
+        held, queued = (("attempt", claim, True, shapes[n], 10.0) for n, claim in enumerate((HOLDER, FIRST)))
+        for step in (
+            held,
+            queued,
+            ("attempt", SECOND, True, {}, 10.0),
+            RELEASE,
+            queued,
+            ("release", FIRST, True, True),
+        ):
+            run_both(comparison, step, {}, "lock", None)
+            comparison.check_inspect()

@@ -160,6 +160,15 @@ HISTORIES = {
         attempt_step("c"),
         attempt_step("b"),
     ),
+    "a reservation is claimed ahead of a dead head": (
+        *(*QUEUE_OF_THREE, attempt_step("d"), ("renew", "a", True), ("pass", 9.0), ("renew", "a", True)),
+        *(("renew", "b", False), ("renew", "d", False), ("pass", 5.0), ("release", "a", True, True), ("pass", 1.5)),
+        *(attempt_step("b"), ("release", "b", True, True), attempt_step("d")),
+    ),
+    "a reservation is claimed for less than the head's re-check": (
+        *(*QUEUE_OF_THREE, ("release", "a", True, True), attempt_step("b", ttl=0.5), ("pass", 0.75), ("look",)),
+        attempt_step("c"),
+    ),
     "readers go together, a writer alone": (
         *(
             attempt_step("a"),

@@ -21,7 +21,7 @@ begin
     declare _answer, _slot, _free_slot, _state, _found_grant_limit integer;
     declare _found_kind varbinary(16);
     declare _found_label, _found_host, _found_purpose varbinary(4096);
-    declare _idle, _fits, _has_waiters, _row_locked, _reserved, _last_token_stale, _is_sole boolean;
+    declare _idle, _fits, _has_waiters, _row_locked, _reserved, _last_token_stale, _is_sole, _must_advance boolean;
     call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
     select not exists (select 1 from lh_grant where namespace = _namespace and name = _name)
         and not exists (select 1 from lh_queue where namespace = _namespace and name = _name) into _idle;
@@ -130,7 +130,18 @@ begin
         select token, until - _now, slot into _token, _life, _slot
             from lh_grant where namespace = _namespace and name = _name and token = _own_token;
         set _answer = 1;
-        call lh_advance_v1(_namespace, _bucket, _name, _now, '');
+        -- An exclusive grant admits no other claim: there is nothing to do unless the head is gone or must re-check
+        -- sooner than it knows.
+        select mode = 'shared' or _kind = 'semaphore' or exists (
+                select 1 from lh_queue l
+                where namespace = _namespace and name = _name and (notified_recheck_at > _now + _life or not exists (
+                    select 1 from lh_waiter w
+                    where w.id_hash = l.notified_id_hash and w.namespace = _namespace and w.name = _name and w.passed = 0
+                        and w.heartbeat_expires_at > _now)))
+            into _must_advance from lh_grant where namespace = _namespace and name = _name and token = _own_token;
+        if _must_advance then
+            call lh_advance_v1(_namespace, _bucket, _name, _now, '');
+        end if;
     elseif _answer is null then
         set _answer = 0;
         select token, if(until > _now, until - _now, 100000), label, host, pid, purpose

@@ -146,7 +146,17 @@ begin
             where namespace = _namespace and name = _name and g.token = _own_grant.token
             returning g.token, g.until - _now, g.slot into token, life, slot;
         answer := 1;
-        perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
+        -- An exclusive grant admits no other claim: there is nothing to do unless the head is gone or must re-check
+        -- sooner than it knows.
+        if _own_grant.mode = 'shared' or _kind = 'semaphore' or exists (
+            select 1 from "leasehold".lh_queue l
+            where namespace = _namespace and name = _name and (notified_recheck_at > _now + life or not exists (
+                select 1 from "leasehold".lh_waiter w
+                where w.id_hash = l.notified_id_hash and w.namespace = _namespace and w.name = _name and not w.passed
+                    and w.heartbeat_expires_at > _now)))
+        then
+            perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
+        end if;
     elsif answer is null then
         answer := 0;
         select g.token, case when g.until > _now then g.until - _now else 100000 end, g.label, g.host, g.pid, g.purpose

@@ -23,6 +23,17 @@ if not raw and ARGV[5] == '0' and not ARGV[7] then  -- no holder, no waiter. Com
 end
 local lock_state = raw and cmsgpack.unpack(raw)
 local _, shared, _, _, _, _, client, holder = cmsgpack.unpack(ARGV[6])
+local reserved = lock_state and lock_state[6]
+if reserved and #lock_state == 6 and reserved[1] == id_hash and reserved[5] == RESERVED and reserved[3] > now
+  and reserved[6] == 0 and lock_state[1] == 0 and ARGV[5] == '0' and not reserved[14] and not ARGV[7]
+  and now < lock_state[3] and now + ttl >= lock_state[5] then
+  -- The only holder claims its exclusive reservation: no other claim is affected, and the head knows when to re-check.
+  reserved[3], reserved[4], reserved[5], reserved[7] = now + ttl, now, HELD, delay
+  reserved[10], reserved[11] = now + WAITER_TTL, client
+  local keep_until = math.max(now + ttl + delay, now + QUEUE_TTL)
+  redis.call('SET', NAME, cmsgpack.pack(lock_state), 'PXAT', string.format('%d', keep_until / 1000 + 2))
+  return {reserved[2], ttl, -1}
+end
 --@ lock_state.lua
 --@ attempt_claim.lua
 

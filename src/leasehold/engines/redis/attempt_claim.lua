@@ -59,7 +59,7 @@ local function attempt_claim(claim)
   end
   entry.delay, entry.min_hold = claim.delay, claim.min_hold
   local life = extend(entry, claim.ttl)
-  advance_queue()
+  if entry.shared ~= 0 or semaphore_limit > 0 or not head_knows(entry.expires_at) then advance_queue() end
   save()
   return entry, life
 end

@@ -19,6 +19,7 @@ local holders, holders_by_hash, changed = {}, {}, false  -- the claim of a cooli
 -- A script spends its time on calls to the server and on formatting floats. So its answers are kept until the script
 -- ends, and numbers are passed to it as strings.
 local cached_head, reachable_by_client = nil, {}  -- cached_head false: the queue is empty; nil: not read yet
+local queue_was_empty = false  -- a waiter that joins it creates its keys
 
 local function format_integer(number)
   return string.format('%d', number)
@@ -69,7 +70,10 @@ end
 
 local function write_waiter(entry)
   redis.call('HSET', WAITERS, entry.id_hash, cmsgpack.pack(pack_entry(entry)))
-  redis.call('PEXPIREAT', WAITERS, key_expiry_millis(now + QUEUE_TTL))
+  -- `expire_waiters` prolongs the keys' life while there are waiters; only a new key has no end yet.
+  if queue_was_empty or entry.state == PASSED then
+    redis.call('PEXPIREAT', WAITERS, key_expiry_millis(now + QUEUE_TTL))
+  end
   changed = true
 end
 
@@ -93,7 +97,10 @@ end
 local function enqueue(entry)
   local first = head()
   redis.call('ZADD', QUEUE, format_integer(entry.ticket), entry.id_hash)
-  redis.call('PEXPIREAT', QUEUE, key_expiry_millis(now + QUEUE_TTL))
+  if not first then
+    queue_was_empty = true
+    redis.call('PEXPIREAT', QUEUE, key_expiry_millis(now + QUEUE_TTL))
+  end
   if not first or first.ticket >= entry.ticket then cached_head = nil end  -- else the known head remains
 end
 
@@ -256,6 +263,10 @@ local function advance_queue(attempting)
       return notify_recheck(first, is_attempting)
     end
   end
+end
+
+local function head_knows(expires_at)  -- behind an exclusive grant, which admits no other claim, it need know no more
+  return notified_recheck_at <= expires_at and (not head() or head().id_hash == notified_head)
 end
 
 local function save()

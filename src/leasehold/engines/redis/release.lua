@@ -3,6 +3,7 @@
 -- ARGV  1 id hash; unless both are 1: 2 keep: 0 if min_hold does not apply  3 held: 0 ends a position or a reservation, never a grant
 -- Reply 1: this call ended a grant or a reservation; 0: there was none
 --@ release_uncontended.lua
+--@ release_to_next.lua
 --@ lock_state.lua
 --@ end_claim.lua
 
