@@ -35,11 +35,11 @@ create or replace function model.lh_notify_v1(
     _client text, _notification text, _id_hash text, _after bigint, _namespace text, _name text
 ) returns void language sql volatile as
     'insert into model.notified (client, word, id_hash, after) values (_client, _notification, _id_hash, _after)';
-create or replace function model.lh_prepare_v1(_lock_timeout_ms integer) returns text language sql
+create or replace function model.lh_prepare_v1(_lock_timeout_ms integer, _durable boolean) returns text language sql
     as 'select null::text';
 create function model.look() returns void language plpgsql as $$
 begin
-    perform model.lh_sweep_name_v1('ns', 5, 'name', model.lh_lock_bucket_v1('ns', 5, 1000));
+    perform model.lh_sweep_name_v1('ns', 5, 'name', model.lh_lock_bucket_v1('ns', 5, 1000, true));
 end $$;
 """
 

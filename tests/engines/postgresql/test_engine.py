@@ -18,6 +18,7 @@ from leasehold.engines.postgresql.url import parse_url
         "postgresql://localhost/db?nope=1",
         "postgresql://localhost/db?create=maybe",
         "postgresql://localhost/db?listen=maybe",
+        "postgresql://localhost/db?durable=maybe",
         "postgresql://localhost/db?connect_timeout=3",
         "postgresql://localhost/db?schema=",
         "postgresql://localhost/db?schema=" + "x" * 64,
@@ -79,3 +80,39 @@ def test_host_from_the_environment_is_resolved_by_the_client(database, monkeypat
     with Client("postgresql://postgres@/postgres") as client:
         client.ping()
     assert "localhost" in hosts
+
+
+def test_durable_no_applies_to_all_commits_of_that_client_alone(database) -> None:
+    """A trigger records the setting in each transaction that changes a grant or a waiter."""
+
+    def settings_seen() -> set[str]:
+        return {setting for (setting,) in database.ask("delete from {s}.seen returning setting")}
+
+    with (
+        Client(database.url(durable="no"), call_timeout=20) as client,
+        Client(database.url(), call_timeout=20) as durable_client,
+    ):
+        assert (client.traits.survives, durable_client.traits.survives) == ("nothing", "restart")
+        client.lock("job").acquire().release()
+        assert (client.traits.survives, durable_client.traits.survives) == ("nothing", "restart")
+        database.ask("create table {s}.seen (setting text)")
+        database.ask(
+            "create function {s}.see() returns trigger language plpgsql as "
+            "$$ begin insert into {s}.seen values (current_setting('synchronous_commit')); return null; end $$"
+        )
+        for table in ("lh_grant", "lh_waiter"):
+            trigger = f"create trigger see after insert or update or delete on {{s}}.{table} for each row"
+            database.ask(f"{trigger} execute function {{s}}.see()")
+        lease = client.lock("job").acquire()
+        assert settings_seen() == {"off"}
+        lease.renew()
+        assert settings_seen() == {"off"}
+        assert client.lock("job").try_acquire() is None
+        assert settings_seen() == {"off"}
+        lease.release()
+        assert settings_seen() == {"off"}
+        lease = client.lock("broken").acquire()
+        client.break_lock("broken", token=lease.token)
+        assert settings_seen() == {"off"}
+        durable_client.lock("job").acquire().release()
+        assert settings_seen() == {"on"}

@@ -40,6 +40,27 @@ def test_grant_and_waiter_survive_a_server_restart(database, wait_until, backgro
         assert got[0].release()
 
 
+@pytest.mark.extended
+def test_tokens_rise_after_a_crash_with_durable_no(start_postgresql) -> None:
+    """The server writes its log as late as it can, so that a crash loses commits of the client that does not wait."""
+    server = start_postgresql("wal_writer_delay=10s", "wal_writer_flush_after=2GB")
+    with (
+        Client(server.url(), ttl=60, call_timeout=30) as durable_client,
+        Client(server.url() + "?durable=no", ttl=60, call_timeout=30) as client,
+    ):
+        kept, highest = durable_client.lock("kept").acquire(), 0
+        for _ in range(3):
+            for _ in range(20):
+                with client.lock("job", wait=90) as lease:
+                    assert lease.token > highest
+                    highest = lease.token
+            server.kill()
+            server.start()
+        with client.lock("job", wait=90) as lease:
+            assert lease.token > highest
+        kept.verify()
+
+
 def test_waiter_gives_up_at_its_wait_when_server_is_down(database, wait_until, background_waiter) -> None:
     with Client(database.url(), ttl=60) as client, Client(database.url(), ttl=60, call_timeout=25) as other:
         lease = client.lock("job").acquire()

@@ -9,11 +9,11 @@ create or replace function "leasehold".lh_attempt_v1(
     _namespace text, _bucket integer, _name text, _id_hash text, _client text,
     _label text, _host text, _pid bigint, _purpose text,
     _mode text, _kind text, _grant_limit integer, _ttl bigint, _delay bigint, _min_hold bigint, _queue boolean,
-    _sweep integer, _lock_timeout_ms integer
+    _sweep integer, _lock_timeout_ms integer, _durable boolean default true
 ) returns json
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms);
+    _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms, _durable);
     _token bigint;
     _now bigint;
     _slot integer := case _kind when 'semaphore' then 0 end;

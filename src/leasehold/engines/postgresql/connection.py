@@ -39,8 +39,9 @@ class PgConnection(connection.SerialConnection):
         prefix = schema.quote_identifier(options.schema)
         self._version_query = f"select version from {prefix}.lh_meta".encode()  # noqa: S608  # quoted
         self._statements = {
-            verb: f"select {'* from ' * (verb in _ROW_VERBS)}{prefix}.lh_{verb}_v1({_params(count)})".encode()  # noqa: S608  # quoted
+            verb: f"select {'* from ' * (verb in _ROW_VERBS)}{prefix}.lh_{verb}_v1({_params(count)}{more})".encode()  # noqa: S608  # quoted
             for verb, count in _VERBS.items()
+            for more in ["" if options.durable or verb == "inspect" else ", false"]
         }
 
     def _statement(self, verb: str) -> bytes:

@@ -5,6 +5,7 @@ The safety argument is in `attempt.sql`, `verbs.sql` and `lock_state.sql`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from leasehold.config import EngineConfig
@@ -19,6 +20,7 @@ from leasehold.engines.sql.engine import SWEEP_EVERY, SqlEngine
 from leasehold.runtime.base import Runtime
 
 _SWEEP_ROUNDS: Final = 2**20
+_TRAITS_NOT_DURABLE: Final = replace(TRAITS, survives="nothing")
 
 
 class PostgresqlEngine(SqlEngine):
@@ -33,13 +35,14 @@ class PostgresqlEngine(SqlEngine):
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> PostgresqlEngine:
-    """`postgresql://user:password@host:port/database`, with the options `schema`, `create`, `listen`, `listen_url` and
-    those of libpq."""
+    """`postgresql://user:password@host:port/database`, with the options `schema`, `create`, `durable`, `listen`,
+    `listen_url` and those of libpq."""
     options = parse_url(config)
     listener = registry.shared.get(ENGINE)
     if not isinstance(listener, PgListener):  # the client's first engine instance
         listener = registry.shared[ENGINE] = PgListener(options.listen, registry, runtime)
-    return PostgresqlEngine(runtime, registry, PgConnection(options, runtime), listener, TRAITS)
+    best_traits = TRAITS if options.durable else _TRAITS_NOT_DURABLE
+    return PostgresqlEngine(runtime, registry, PgConnection(options, runtime), listener, best_traits)
 
 
 def lease_check_sql(config: EngineConfig) -> tuple[str, str]:

@@ -48,14 +48,16 @@ end
 $lh$;
 
 -- The settings that every verb that writes needs in its transaction, whatever the session, the role or a pooler has
--- set. It is a single expression, so that PostgreSQL can inline the call.
-create or replace function "leasehold".lh_prepare_v1(_lock_timeout_ms integer) returns text
+-- set. It is a single expression, so that PostgreSQL can inline the call. Not _durable: the client does not want to wait
+-- for the disk (durable=no in its URL). A crash loses only the last commits, and none that came before a durable one.
+create or replace function "leasehold".lh_prepare_v1(_lock_timeout_ms integer, _durable boolean) returns text
 language sql volatile as $lh$
     select concat(
         -- Each statement must see what was committed before it: an older snapshot would show an outdated queue.
         case when current_setting('transaction_isolation') = 'read committed'
             then set_config('lock_timeout', _lock_timeout_ms::text, true) else "leasehold".lh_refuse_v1() end,
-        case when current_setting('synchronous_commit') in ('off', 'local')
+        case when not _durable then set_config('synchronous_commit', 'off', true)
+            when current_setting('synchronous_commit') in ('off', 'local')
             then set_config('synchronous_commit', 'on', true) end,  -- a confirmed grant must survive a crash
         case when current_setting('client_min_messages') = 'error'  -- a warning says that no standby has the commit
             then set_config('client_min_messages', 'warning', true) end)
@@ -63,11 +65,11 @@ $lh$;
 
 -- Lock the bucket, and only then read the clock: so decisions and their times have one order (E1, E3).
 create or replace function "leasehold".lh_lock_bucket_v1(
-    _namespace text, _bucket integer, _lock_timeout_ms integer
+    _namespace text, _bucket integer, _lock_timeout_ms integer, _durable boolean
 ) returns bigint
 language plpgsql as $lh$
 declare
-    _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms);
+    _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms, _durable);
 begin
     loop
         perform 1 from "leasehold".lh_bucket where namespace = _namespace and bucket = _bucket for update;

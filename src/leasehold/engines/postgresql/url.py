@@ -39,12 +39,19 @@ class PgOptions:
     pooled: bool
     schema: str
     create: bool
+    durable: bool
     call_timeout: float
 
 
 def parse_url(config: EngineConfig) -> PgOptions:
     known = dict.fromkeys(_LIBPQ - _FIXED, str)
-    own_options = {"schema": schema.validate_name, "create": parse_yes_no, "listen": parse_yes_no, "listen_url": str}
+    own_options = {
+        "schema": schema.validate_name,
+        "create": parse_yes_no,
+        "durable": parse_yes_no,
+        "listen": parse_yes_no,
+        "listen_url": str,
+    }
     given = config.accept(**known, **own_options)  # type: ignore[arg-type]
     direct = given.get("listen_url")
     if direct and not given.get("listen", True):
@@ -59,6 +66,7 @@ def parse_url(config: EngineConfig) -> PgOptions:
         pooled=bool(direct) or not given.get("listen", True),
         schema=str(given.get("schema", schema.DEFAULT_NAME)),
         create=bool(given.get("create", True)),
+        durable=bool(given.get("durable", True)),
         call_timeout=min(config.call_timeout, _MAX_TIMEOUT),
     )
 

@@ -6,11 +6,12 @@
 -- end back (E8). life: null when gone; expired: it ended unrenewed, and no claim has asked for the name since.
 -- One by one: a join, planned while the table was small, would read all of it once it has grown.
 create or replace function "leasehold".lh_renew_v1(
-    _namespaces text[], _names text[], _id_hashes text[], _tokens bigint[], _ttls bigint[], _lock_timeout_ms integer
+    _namespaces text[], _names text[], _id_hashes text[], _tokens bigint[], _ttls bigint[],
+    _lock_timeout_ms integer, _durable boolean default true
 ) returns table (ordinal bigint, life bigint, expired boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms);
+    _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms, _durable);
     _now bigint := "leasehold".lh_now_v1();
 begin
     for _i in 1 .. cardinality(_names) loop
@@ -34,7 +35,8 @@ $lh$;
 -- Heartbeat: keep claims queued (E7). It extends no reservation and re-queues no claim. Every call that locks several
 -- buckets locks them in the same order. behind: other claims are ahead, so this one need not attempt; null: not queued.
 create or replace function "leasehold".lh_heartbeat_v1(
-    _namespaces text[], _buckets integer[], _names text[], _id_hashes text[], _lock_timeout_ms integer
+    _namespaces text[], _buckets integer[], _names text[], _id_hashes text[], _lock_timeout_ms integer,
+    _durable boolean default true
 ) returns table (ordinal bigint, known boolean, behind boolean)
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 #variable_conflict use_column
@@ -42,7 +44,7 @@ declare
     _now bigint;
     _bucket_row record;
 begin
-    perform "leasehold".lh_prepare_v1(_lock_timeout_ms);
+    perform "leasehold".lh_prepare_v1(_lock_timeout_ms, _durable);
     for _bucket_row in
         select distinct a.namespace collate "C" as namespace, a.bucket
         from unnest(_namespaces, _buckets) as a (namespace, bucket) order by 1, 2
@@ -78,11 +80,11 @@ $lh$;
 -- stepped back. Not _keep: its min_hold does not apply.
 create or replace function "leasehold".lh_release_v1(
     _namespace text, _bucket integer, _name text, _id_hash text, _keep boolean, _held boolean,
-    _lock_timeout_ms integer
+    _lock_timeout_ms integer, _durable boolean default true
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _set text := "leasehold".lh_prepare_v1(least(_lock_timeout_ms, 100));  -- until the bucket is locked
+    _set text := "leasehold".lh_prepare_v1(least(_lock_timeout_ms, 100), _durable);  -- until the bucket is locked
     _now bigint;
     _ended boolean;
 begin
@@ -104,7 +106,7 @@ begin
             raise exception 'a release collided with another call' using errcode = 'LH002';
         end if;
     end if;
-    _now := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms);
+    _now := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms, _durable);
     delete from "leasehold".lh_grant where ctid = (
         select ctid from "leasehold".lh_grant
         where namespace = _namespace and name = _name and id_hash = _id_hash and until > _now
@@ -136,11 +138,12 @@ $lh$;
 -- Refuse a reservation whose client cannot be notified: pass the claim over and reserve for the next waiter, unless
 -- another client serves the claim by now. Never ends a grant.
 create or replace function "leasehold".lh_decline_v1(
-    _namespace text, _bucket integer, _name text, _id_hash text, _client text, _lock_timeout_ms integer
+    _namespace text, _bucket integer, _name text, _id_hash text, _client text, _lock_timeout_ms integer,
+    _durable boolean default true
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _now bigint := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms);
+    _now bigint := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms, _durable);
     _grant "leasehold".lh_grant;
     _declined boolean;
 begin
@@ -158,11 +161,12 @@ $lh$;
 
 -- For operators: end the grant that has this token, whichever client holds it. Its holder is notified.
 create or replace function "leasehold".lh_break_v1(
-    _namespace text, _bucket integer, _name text, _token bigint, _lock_timeout_ms integer
+    _namespace text, _bucket integer, _name text, _token bigint, _lock_timeout_ms integer,
+    _durable boolean default true
 ) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
-    _now bigint := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms);
+    _now bigint := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms, _durable);
     _grant "leasehold".lh_grant;
     _broken boolean;
 begin

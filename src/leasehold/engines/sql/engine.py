@@ -71,7 +71,7 @@ class SqlEngine:
             best_traits,
             push=push,
             break_notice=push and best_traits.break_notice,
-            survives="restart" if durable else "nothing",
+            survives=best_traits.survives if durable else "nothing",
         )
 
     async def _wakeup_address(self, will_wait: bool, deadline: float) -> str:
