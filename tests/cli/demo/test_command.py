@@ -12,6 +12,7 @@ from subprocess import PIPE, Popen
 import pytest
 
 from harness.servers.process import descendants
+from harness.servers.redis import RedisServer
 from leasehold.cli.demo import NAMES, load_demo
 from leasehold.cli.demo.runner import DemoRunner, WorkerProcess
 
@@ -31,7 +32,12 @@ EXPECTED = {  # what each demo shows without the fix, and with it
         lambda facts: facts["paid"] == 2 and not facts["refused"],
         lambda facts: facts["paid"] == 1 and facts["refused"] and not facts["granted"],
     ),
+    "partition": (
+        lambda facts: facts["overlap"] > 0,
+        lambda facts: facts["overlap"] == 0 and facts["refused"] and facts["no_majority"],
+    ),
 }
+SLOW = ("thundering-herd", "partition")
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +53,7 @@ def run_demo(shell, name, *options):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.extended if name == "thundering-herd" else ()) for name in NAMES],
+    [pytest.param(name, marks=pytest.mark.extended if name in SLOW else ()) for name in NAMES],
 )
 def test_demo_shows_failure_and_fix(name, shell):
     code, report, errors = run_demo(shell, name)
@@ -143,6 +149,24 @@ def test_thundering_herd_has_exactly_as_many_callers_as_told(shell):
     assert (report["without"]["served"], report["with"]["served"]) == (53, 53)
 
 
+@pytest.mark.extended
+def test_partition_demo_runs_on_the_engine_of_the_url(shell):
+    redis = RedisServer().start()
+    try:
+        done = shell("-o", "json", "demo", "partition", LEASEHOLD_URL=f"redis://127.0.0.1:{redis.port}", seconds=120)
+    finally:
+        redis.kill()
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["as_expected"]) == (0, True), report
+    assert not report["with"]["no_majority"], "no server answered, so it cannot be known"
+
+
+def test_partition_demo_refuses_an_engine_without_a_network(shell, url):
+    done = shell("demo", "partition", LEASEHOLD_URL=url)
+    assert done.returncode == 78
+    assert "use one of redis://" in done.stderr
+
+
 def test_failover_demo_text_mentions_no_internals(shell):
     done = shell("demo", "failover")
     assert done.returncode == 0
@@ -154,13 +178,13 @@ def test_failover_demo_text_mentions_no_internals(shell):
 def test_demo_without_name_runs_what_it_can_on_a_base_install(shell, hide_redis):
     done = shell("-o", "json", "demo", seconds=240, **hide_redis)
     reports = {report["demo"]: report for report in map(json.loads, done.stdout.splitlines())}
-    skipped = reports.pop("failover")
-    assert (done.returncode, {name: report["as_expected"] for name, report in reports.items()}) == (
-        0,
-        {name: True for name in NAMES if name != "failover"},
-    )
-    assert skipped["as_expected"] is None
-    assert 'pip install "leasehold[redis]"' in skipped["skipped"]
+    for needs_redis in ("failover", "partition"):
+        skipped = reports.pop(needs_redis)
+        assert skipped["as_expected"] is None
+        assert 'pip install "leasehold[redis]"' in skipped["skipped"]
+    assert done.returncode == 0
+    assert {name: report["as_expected"] for name, report in reports.items()} == dict.fromkeys(reports, True)
+    assert reports.keys() == set(NAMES) - {"failover", "partition"}
 
 
 def test_demo_whose_fix_does_not_work_exits_with_1(shell):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import click
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.demo import NAMES, DemoResult, load_demo
+from leasehold.cli.demo import NAMES, DemoResult, load_demo, partition
 from leasehold.cli.demo.redis_server import find_program
 from leasehold.cli.demo.runner import DemoFailed, DemoRunner, TimelinePrinter
 from leasehold.cli.help import Command
@@ -20,12 +20,17 @@ EXAMPLES = """
 leasehold demo --list            list the demos
 leasehold demo zombie            a paused holder sells the last teapot a second time
 leasehold demo failover          Redis forgets a lock in a failover; needs redis-server
+leasehold demo partition         a holder is cut off by the network; needs redis-server, or -u URL
 leasehold demo                   all that can run here
 leasehold -o json demo lost-update | jq .with
 """
 
-# Raises `ConfigError` if something is not installed that this demo needs; the others need only the base install.
-CHECKS = {"failover": find_program}
+# Raises `ConfigError` if a demo cannot run here, or not on the engine of this URL; the others need only the base
+# install.
+CHECKS: Mapping[str, Callable[[str | None], object]] = {
+    "failover": lambda _: find_program(),
+    "partition": partition.check,
+}
 
 WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per process
 
@@ -49,7 +54,8 @@ def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | No
     Prints a timeline of each DEMO, first without the fix and then with it. Without DEMO, runs all demos that can run
     here, and says what the others need. Without -u and $LEASEHOLD_URL, demos use their own SQLite engine in a temporary
     directory, which is deleted afterwards. They touch nothing else and need no privileges. `expired-lease` always uses
-    that engine. `failover` always starts two Redis servers of its own; it needs redis-server and leasehold[redis].
+    that engine. `failover` always starts two Redis servers of its own; it needs redis-server and leasehold[redis], as
+    does `partition` if no URL is given. With a URL, `partition` puts a proxy between one client and the servers.
 
     With `-o json`: one object per demo, described by `leasehold docs reference/json`. The exit code is 0 if every demo
     that ran behaved as expected: it failed without the fix, and worked with it.
@@ -61,21 +67,21 @@ def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | No
         return exit_codes.OK
     console.client(in_process=True).close()  # connects to nothing; raises if the URL is wrong
     for name in names:
-        _check_requirements(name)
+        _check_requirements(name, console.url)
     results = [_run_demo(console, name, size) for name in names or _runnable(console)]
     return exit_codes.OK if all(results) else exit_codes.CHECK_FAILED
 
 
-def _check_requirements(name: str) -> None:
+def _check_requirements(name: str, url: str | None) -> None:
     if name in CHECKS:
-        CHECKS[name]()
+        CHECKS[name](url)
 
 
 def _runnable(console: Console) -> Iterator[str]:
     """The demos that can run here, and a message for each other one."""
     for name in NAMES:
         try:
-            _check_requirements(name)
+            _check_requirements(name, console.url)
         except ConfigError as missing:
             if console.json:
                 console.put_json(_report_json(name, skipped=str(missing)))
