@@ -88,7 +88,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
                 self.schedule[name].last_run_at = datetime.fromisoformat(last_run_at)
                 self.schedule[name].total_run_count = count
         self._version, self._sending = found.version, state["sending"]
-        self._write(self._sending)  # another version: the beat before, if it was only paused, can no longer write
+        self._write(self._sending)  # keeps the start of new entries; a beat that was only paused can no longer write
         _log.info("this beat sends from now on (token %d)", self._lease.token)
 
     def _step_down(self) -> None:
