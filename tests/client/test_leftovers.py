@@ -84,7 +84,7 @@ def test_ctrl_c_in_enter_leaves_no_held_lock(bench, monkeypatch, wait_until, whe
             lock.__enter__()
     gc.collect()
     probe.wake_watchdog(client)
-    wait_until(lambda: not bench.server.lock_states, 2)
+    wait_until(lambda: not bench.server.lock_states, 30)
 
 
 def test_ctrl_c_in_release_still_sends_the_release(bench, monkeypatch, wait_until) -> None:
@@ -102,7 +102,7 @@ def test_ctrl_c_in_release_still_sends_the_release(bench, monkeypatch, wait_unti
         with pytest.raises(KeyboardInterrupt):
             lease.release()
     probe.wake_watchdog(client)
-    wait_until(lambda: not bench.server.lock_states, 2)
+    wait_until(lambda: not bench.server.lock_states, 30)
 
 
 @pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
@@ -125,7 +125,7 @@ def test_ctrl_c_at_every_point_of_with_releases_a_kept_lease(bench, wait_until, 
         if bench.server.lock_states:  # the watchdog, or the garbage collector during acquire, has yet to release
             gc.collect()
             probe.wake_watchdog(client)
-        wait_until(lambda: not bench.server.lock_states, 5)
+        wait_until(lambda: not bench.server.lock_states, 30)
     assert number > 60
     assert not probe.held_locks(client)._held
 

@@ -165,7 +165,7 @@ def test_release_wakes_waiter_in_another_thread(leasehold_client, leasehold_cloc
     thread, outcome = start_in_thread(lambda: leasehold_client.lock("job", wait=60).acquire().release())
     wait_until(lambda: queued_names(leasehold_client))
     lease.release()
-    thread.join(5)
+    thread.join(60)
     assert outcome == [True]
 
 
@@ -174,7 +174,7 @@ def test_advance_ends_the_wait_of_another_thread(leasehold_client, leasehold_clo
     thread, outcome = start_in_thread(lambda: leasehold_client.lock("job", wait=60).acquire())
     wait_until(lambda: queued_names(leasehold_client))
     leasehold_clock.advance(61)
-    thread.join(5)
+    thread.join(60)
     assert isinstance(outcome[0], leasehold.NotAcquired)
     assert lease.held
     lease.release()
@@ -252,7 +252,7 @@ def test_expire_lets_the_next_waiter_acquire(leasehold_client, leasehold_clock):
     wait_until(lambda: queued_names(leasehold_client))
     before = leasehold_clock.now()
     expire(lease)
-    thread.join(5)
+    thread.join(60)
     (second,) = outcome
     assert second.token > lease.token
     assert leasehold_clock.now() - before < 60

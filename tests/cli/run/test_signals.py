@@ -296,7 +296,7 @@ def test_run_with_unwritable_stderr_still_kills_group_after_term(shell, is_alive
     pids = [int(process.stdout.readline()) for _ in range(2)]
     try:
         assert process.wait(60) == 79
-        wait_until(lambda: not any(map(is_alive, pids)), 5)
+        wait_until(lambda: not any(map(is_alive, pids)), 60)
         assert json.loads((shell.folder / "r.json").read_text())["outcome"] == "lost"
     finally:
         with suppress(ProcessLookupError):

@@ -107,7 +107,7 @@ def check_attempt_is_undone(server, proxy) -> None:
     proxy.deliver()
     with Client(url(server)) as other:
         poll(lambda: server.ask("EXISTS", counter), 10, lambda: "the late attempt has arrived")
-        poll(lambda: not other.inspect(), 5, lambda: "the late attempt is released, long before its ttl is over")
+        poll(lambda: not other.inspect(), 12, lambda: "the late attempt is released, long before its ttl is over")
 
 
 def test_late_attempt_is_followed_by_its_release(delayed_server) -> None:

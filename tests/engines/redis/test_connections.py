@@ -64,9 +64,9 @@ def test_client_closed_while_threads_wait_leaves_no_keys(server) -> None:
         client.close()
         for thread in threads:
             thread.join(10)
-        poll(lambda: not remaining_keys(server), 5, lambda: "no claim is left")
+        poll(lambda: not remaining_keys(server), 12, lambda: "no claim is left")
     poll(
-        lambda: server.info("clients")["connected_clients"] == "1", 5, lambda: "only the test's own connection is left"
+        lambda: server.info("clients")["connected_clients"] == "1", 30, lambda: "only the test's own connection is left"
     )
 
 

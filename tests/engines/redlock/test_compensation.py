@@ -96,7 +96,7 @@ def test_abandoned_attempt_is_followed_by_its_release(nodes, make_driver, wait_u
         run_sync(driver.engine.attempt(driver.claim(ttl=60.0), driver.deadline(0.3)))
     nodes.resume()
     wait_until(lambda: nodes.all[0].calls()["evalsha"] > before["evalsha"])
-    wait_until(lambda: not any(lock_keys(node) for node in nodes.all[:3]), 5)
+    wait_until(lambda: not any(lock_keys(node) for node in nodes.all[:3]))
     assert lock_keys(nodes.all[3]), "this node answered: its vote is for the caller to forget"
 
 
@@ -305,11 +305,11 @@ def test_late_rejoin_after_release_leaves_no_grant(nodes, proxied_nodes, make_dr
     claim = driver.acquire(claim)
     assert held
     assert driver.release(claim)
-    wait_until(lambda: nodes.remaining_keys() == [], 10)  # the previous holder's last vote has expired, too
+    wait_until(lambda: nodes.remaining_keys() == [])  # the previous holder's last vote has expired, too
     before = nodes.all[0].calls()["evalsha"]
     held[0]()
     wait_until(lambda: nodes.all[0].calls()["evalsha"] > before)
-    wait_until(lambda: nodes.remaining_keys() == [], 3)
+    wait_until(lambda: nodes.remaining_keys() == [])
 
 
 # ------------------------------------------------------------- missed releases
@@ -370,7 +370,7 @@ def test_released_lease_leaves_no_keys_while_nodes_lose_data(nodes, wait_until) 
             thread.join(60)
         stopped.set()
         flush_thread.join(10)
-        wait_until(lambda: nodes.remaining_keys() == [], 10)
+        wait_until(lambda: nodes.remaining_keys() == [])
 
 
 def test_killed_clients_leave_only_claims_that_expire(nodes, child, wait_until) -> None:

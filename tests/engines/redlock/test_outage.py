@@ -228,7 +228,7 @@ def test_lost_answers_of_a_minority_leave_no_keys(nodes, proxied_nodes, wait_unt
         for _ in range(5):
             with client.lock("job", ttl=30) as lease:
                 lease.renew()
-        wait_until(lambda: not lock_keys(nodes.all[1]), 5)
+        wait_until(lambda: not lock_keys(nodes.all[1]), 12)
         for proxy in proxies:
             proxy.restore()
         wait_until(lambda: nodes.remaining_keys() == [], 10)

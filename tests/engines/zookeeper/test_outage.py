@@ -92,9 +92,9 @@ def test_broken_connection_puts_a_lease_at_risk_until_reconnected(url_of, proxy,
     with Client(url_of(proxy), on_event=lambda event: events.append(event.kind)) as client:
         lease = client.lock("a", ttl=600).acquire()
         proxy.reset()
-        wait_until(lambda: "at_risk" in events, 5)
+        wait_until(lambda: "at_risk" in events)
         assert lease.held
-        wait_until(lambda: lease.state is LeaseState.HELD, 10)
+        wait_until(lambda: lease.state is LeaseState.HELD)
         assert lease.release()
 
 
@@ -253,7 +253,7 @@ def test_lost_answers_leave_no_node_and_no_second_grant(url_of, server, proxy, w
         assert lease.state is LeaseState.AT_RISK
         assert other.lock("kept").try_acquire() is None
         proxy.restore()
-        wait_until(lambda: lease.state is LeaseState.HELD, 10)
+        wait_until(lambda: lease.state is LeaseState.HELD)
         assert lease.release()
 
 
