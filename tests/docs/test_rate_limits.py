@@ -38,6 +38,7 @@ class Redis(Server):
             return connection.recv(5) == b"+PONG"
 
 
+@pytest.mark.extended  # eight processes
 def test_rate_limit_across_processes_admits_exactly_the_limit():
     try:
         server = Redis(scratch(), free_ports(1)[0]).start()

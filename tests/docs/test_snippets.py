@@ -33,6 +33,7 @@ from tests.support.paths import child_environment
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+LONG = {"testing.md"}  # it runs the conformance suite
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 LANGUAGES = {
@@ -203,7 +204,11 @@ def run_python(
     )
 
 
-@each_page
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.extended) if page.name in LONG else page for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_snippets_run(page, tmp_path):
     found = "\n".join(run_page(page, tmp_path))
     if (absent := re.search(r"rig\.Absent: (.*)", found)) and not os.environ.get("CI"):
