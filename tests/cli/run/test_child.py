@@ -17,14 +17,16 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="root alone can make a program of its own")
 def test_signals_to_setuid_child_do_not_end_the_wrapper(shell, tmp_path, wait_until):
     """`leasehold run j -- sudo ...`: forwarding SIGUSR1 failed with EPERM, which ended the wrapper and the lease."""
-    if (setpriv := shutil.which("setpriv")) is None or not os.access("/usr/bin/python3", os.X_OK):
-        pytest.skip("needs setpriv, and a python3 that everybody may run")
+    if (setpriv := shutil.which("setpriv")) is None or not os.access("/usr/bin/python3", os.X_OK) or os.getuid():
+        pytest.skip("needs root, setpriv, and a python3 that everybody may run")
     source = Path(sys.modules["leasehold"].__file__).parents[1]
     click = Path(__import__("click").__file__).parents[1]
     with subprocess.Popen(["mktemp", "-d", "/tmp/leasehold-XXXXXX"], stdout=subprocess.PIPE, text=True) as mktemp:
         folder = Path(mktemp.stdout.read().strip())
     try:
-        folder.chmod(0o777)
+        folder.chmod(0o755)
+        (folder / "locks").mkdir(mode=0o700)
+        os.chown(folder / "locks", 65534, 65534)
         for package in (source / "leasehold", click / "click"):  # other users may not be able to read the originals
             shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         program = shutil.copy(os.path.realpath("/usr/bin/python3"), folder / "root-python")
@@ -32,13 +34,15 @@ def test_signals_to_setuid_child_do_not_end_the_wrapper(shell, tmp_path, wait_un
         script = "import os, sys; os.setuid(0); print(os.getpid(), flush=True); sys.stdin.read(); sys.exit(6)"
         process = subprocess.Popen(
             [setpriv, "--reuid", "65534", "--regid", "65534", "--clear-groups", "/usr/bin/python3", "-m", "leasehold",
-             "-u", f"sqlite://{folder}/locks.db", "run", "j", "--", str(program), "-c", script],
+             "-u", f"sqlite://{folder}/locks/locks.db", "run", "j", "--", str(program), "-c", script],
             cwd=folder, env={"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         first_line = process.stdout.readline()
         if not first_line:
-            pytest.skip(f"set-user-id does not work here: {process.communicate()[1]}")
+            _, errors = process.communicate()
+            assert "Operation not permitted" in errors
+            pytest.skip(f"set-user-id does not work here: {errors}")
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate("", timeout=60)
