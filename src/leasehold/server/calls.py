@@ -6,7 +6,8 @@ The shapes are those of `engines/remote/wire.py`. A call is checked in full befo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -17,7 +18,7 @@ from leasehold.core.names import check_name, check_namespace, check_prefix
 from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.engines.remote import wire
 from leasehold.errors import LeaseholdError
-from leasehold.model import Alive, Busy, Claim, Gone
+from leasehold.model import Alive, Busy, Claim, Gone, Holding
 from leasehold.server import api, problems, schemas
 from leasehold.server.messages import EventStream, Request, Response, checked, encode, json_response, problem_member
 from leasehold.server.problems import Forbidden, invalid
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = "Coroutine[Any, Any, wire.Json]"
 Call: TypeAlias = wire.Json
+
+_PAGE_BYTES: Final = 1_500_000  # of a list of locks
 
 
 async def calls(app: App, request: Request) -> Response:
@@ -171,15 +174,35 @@ def _break(app: App, request: Request, call: Call, deadline: float) -> Answer:
 
 def _inspect(app: App, request: Request, call: Call, deadline: float) -> Answer:
     namespace, prefix = check_namespace(call.get("namespace", "")), check_prefix(call.get("prefix", ""))
-    exact = call.get("exact", False) is True
+    exact, in_pages = call.get("exact", False) is True, call.get("pages", False) is True
+    after = wire.cursor_from_json(call.get("after"))
     request.allow_reading(namespace, prefix, exact)
 
     async def run() -> wire.Json:
         with app.limits.call(request.caller, "read", namespace):
             found = await app.service.inspect(namespace, prefix, exact, deadline)
-        return {"value": [wire.holding_to_json(holding) for holding in found]}
+        if not in_pages:
+            return {"value": [wire.holding_to_json(holding) for holding in found]}
+        page, more = _page(found, after)
+        return {"value": page} if more is None else {"value": page, "more": more}
 
     return run()
+
+
+def _page(found: Sequence[Holding], after: wire.Cursor | None) -> tuple[list[wire.Json], wire.Cursor | None]:
+    """The claims from `after` on, as many as `_PAGE_BYTES` have, and where the next page begins."""
+    page: list[wire.Json] = []
+    size = 0
+    by_name = sorted(found, key=lambda holding: holding.name)  # stable: the claims of a name stay in their order
+    for name, claims in groupby(by_name, lambda holding: holding.name):
+        for number, holding in enumerate(claims):
+            if after is None or (name, number) >= after:
+                shown = wire.holding_to_json(holding)
+                size += len(encode(shown)) + 1
+                if size > _PAGE_BYTES and page:
+                    return page, (name, number)
+                page.append(shown)
+    return page, None
 
 
 def _ping(app: App, request: Request, call: Call, deadline: float) -> Answer:

@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from leasehold.config import EngineConfig
-from leasehold.engines.remote.parsing import MAX_BODY, Response, ResponseParser
+from leasehold.engines.remote.parsing import Response, ResponseParser
 from leasehold.engines.remote.url import RemoteUrl, parse_url, read_api_key
 from leasehold.errors import ConfigError
 from leasehold.runtime.net.blocking import SocketAddress
@@ -41,6 +41,7 @@ PEER_SECONDS: Final = 1.0  # for one answer of a peer
 PAUSE: Final = 2.0  # seconds until a peer that did not answer is asked again
 MAX_ANSWER_AGE: Final = 1.0  # seconds for which an answer is shown
 _MAX_ANSWERS: Final = 100  # kept
+_MAX_BODY: Final = 8 * 1024 * 1024  # bytes of one
 
 _log = logging.getLogger("leasehold.server")
 
@@ -99,7 +100,7 @@ class Peer:
 
     async def _ask(self, path: str) -> Response:
         deadline, parser = time.monotonic() + PEER_SECONDS, ResponseParser()
-        parser.max_body = MAX_BODY
+        parser.max_body = _MAX_BODY
         key = read_api_key(self.url)  # each time: it may have been replaced
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
         head = [f"GET {self.url.base}{path} HTTP/1.1", f"Host: {host}:{self.address.port}", "Connection: close"]

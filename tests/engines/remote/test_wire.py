@@ -210,7 +210,8 @@ READERS = [
     wire.attempt_from_json,
     lambda value: wire.renewed_from_json(value, 1, "http"),
     wire.flag_from_json,
-    wire.holdings_from_json,
+    wire.page_from_json,
+    wire.cursor_from_json,
     wire.traits_answer_from_json,
     wire.notifications_from_json,
     lambda value: wire.error_from_problem(value, "http"),
@@ -277,13 +278,13 @@ def test_longest_list_of_the_shortest_holdings_is_read():
     shortest = Holding("", "a", "held", "shared", "lock", 1, "", Holder("", "", 0, ""), 0.0, 0.0, 1)
     given = wire.encode(wire.holding_to_json(shortest))
     text = b'[{"value":[' + b",".join([given] * (MAX_BODY // (len(given) + 1) - 1)) + b"]}]"
-    assert len(wire.decode(text)[0]["value"]) > 30_000
+    assert len(wire.decode(text)[0]["value"]) > 7_000
 
 
 def test_names_with_brackets_and_commas_can_be_listed():
     named = Holding("shop", "{user:1},[a,b]", "held", "exclusive", "lock", 1, "f" * 16, HOLDING.holder, 0.0, 0.0, 1)
-    text = wire.encode([{"value": [wire.holding_to_json(named)] * 10_000}])
-    assert wire.holdings_from_json(wire.decode(text)[0])[-1].name == named.name
+    text = wire.encode([{"value": [wire.holding_to_json(named)] * 5_000}])
+    assert wire.page_from_json(wire.decode(text)[0])[0][-1].name == named.name
 
 
 def test_largest_usual_answers_are_read():

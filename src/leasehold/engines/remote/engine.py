@@ -11,7 +11,7 @@ claim that it is still carrying out, so that the release does not overtake it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from leasehold import tracing
 from leasehold.config import EngineConfig
@@ -28,6 +28,8 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
+
+_MAX_PAGES: Final = 5  # of one list of locks
 
 
 class Shared(NamedTuple):
@@ -117,8 +119,18 @@ class RemoteEngine:
         return bool(await self._ask(Call(body, deadline, repeatable=False), wire.flag_from_json))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
-        body = {"do": "inspect", "namespace": namespace, "prefix": prefix, "exact": exact}
-        return await self._ask(Call(body, deadline), wire.holdings_from_json)
+        """In pages, so that no answer of a server takes much memory. What changes from one page to the next may be
+        missing, or listed twice."""
+        body: Json = {"do": "inspect", "namespace": namespace, "prefix": prefix, "exact": exact, "pages": True}
+        found: list[Holding] = []
+        for _ in range(_MAX_PAGES):
+            page, more = await self._ask(Call(body, deadline), wire.page_from_json)
+            found += page
+            if more is None:
+                return found
+            body["after"] = list(more)
+        text = f"more than {len(found):,} claims are live: ask for the names with one prefix"
+        raise Unavailable(text, engine=self._scheme)
 
     async def ping(self, deadline: float) -> None:
         self._servers.traits = await self._ask(Call({"do": "ping"}, deadline), wire.traits_answer_from_json)

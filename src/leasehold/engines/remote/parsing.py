@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, NoReturn
 MAX_HEAD: Final = 16_384  # bytes of a status line and its headers, and of the trailers of a chunked body
 MAX_HEADERS: Final = 100
 USUAL_BODY: Final = 1 << 20  # bytes of a body, unless the caller expects more
-MAX_BODY: Final = 8 * 1024 * 1024 - MAX_HEAD  # of a list of locks
+MAX_BODY: Final = 2 * 1024 * 1024  # of a page of a list of locks
 MAX_EVENT: Final = 1 << 20  # bytes of one event of a stream
 _MAX_INTERIM: Final = 8  # responses such as 100 Continue before the final one
 _MAX_CHUNK_LINE: Final = 256

@@ -10,13 +10,15 @@ does not know are ignored, so a newer server may add some.
                                {"do": "renew", "claims": [CLAIM, ...]},
                                {"do": "release", "claim": CLAIM}, {"do": "decline", "claim": CLAIM},
                                {"do": "break", "namespace": "", "name": "orders/42", "token": 41},
-                               {"do": "inspect", "namespace": "", "prefix": "orders/", "exact": false}, {"do": "ping"},
+                               {"do": "inspect", "namespace": "", "prefix": "orders/", "exact": false,
+                                "pages": true, "after": CURSOR}, {"do": "ping"},
                                {"do": "report", "refusal": REFUSAL}]   a token that a fence refused
     answers    [{"grant": [token, ttl, slot]}
                 {"busy": [left, position, token, holder], "heard": true}   whether this server can wake this client
                 {"renewed": [{"alive": [ttl, position]}, {"gone": "expired"}, {"problem": PROBLEM}]}
                 {"value": true}      release (true, false, null), break, decline and report
-                {"value": [HOLDING, ...]}    inspect      {"value": TRAITS}    ping
+                {"value": [HOLDING, ...], "more": CURSOR}    inspect: a page, and where the next begins
+                {"value": TRAITS}    ping
                 {"problem": PROBLEM}]
     stream     GET /v1/stream: events whose data is a list of
                {"hello": {"traits": TRAITS}}   the stream works
@@ -52,6 +54,7 @@ from leasehold.model import (
 )
 
 Json: TypeAlias = dict[str, Any]
+Cursor: TypeAlias = tuple[str, int]  # a name, and how many of its claims are on the pages before
 T = TypeVar("T")
 
 MAX_CALLS: Final = 512  # verbs of one request, and claims of one renewal
@@ -249,11 +252,19 @@ def flag_from_json(value: object) -> bool | None:
     return None if found is None else _flag(found, "value")
 
 
-def holdings_from_json(value: object) -> list[Holding]:
+def page_from_json(value: object) -> tuple[list[Holding], Cursor | None]:
+    """A page of holdings, and where the next begins; None: it is the last."""
     found = _value(value)
     if not isinstance(found, list):
         raise Malformed("holdings must be a list")
-    return [holding_from_json(each) for each in found]
+    return [holding_from_json(each) for each in found], cursor_from_json(_object(value, "an answer").get("more"))
+
+
+def cursor_from_json(value: object) -> Cursor | None:
+    if value is None:
+        return None
+    name, number = _items(value, 2, "a cursor")
+    return _text(name, "a name"), integer_from_json(number, "a number")
 
 
 def traits_answer_from_json(value: object) -> Traits:

@@ -1,0 +1,87 @@
+"""Lists of locks come in pages: complete and in order, and no server can make a client take much memory."""
+
+import tracemalloc
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold import Unavailable
+from leasehold.engines.remote import engine, wire
+from leasehold.engines.remote.parsing import MAX_BODY
+from leasehold.model import Holder, Holding
+from leasehold.server import calls
+from tests.support.scripted_server import free_engine
+
+SHORTEST = Holding("", "a", "held", "shared", "lock", 1, "", Holder("", "", 0, ""), 0.0, 0.0, 1)
+
+
+def claims(names):
+    return [
+        Holding("", name, "waiting", "exclusive", "lock", 1, f"{number:016}", Holder("web"), 0.0, 9.0)
+        for number, name in enumerate(names)
+    ]
+
+
+@given(st.lists(st.text(max_size=3), max_size=30), st.integers(1, 3000))
+def test_pages_of_any_size_have_each_claim_once_in_order(names, size):
+    found = claims(names)
+    listed, after = [], None
+    with mock.patch.object(calls, "_PAGE_BYTES", size):
+        for _ in range(len(found) + 1):
+            page, after = calls._page(found, after)
+            assert len(wire.encode(page)) <= size + 1 or len(page) <= 1
+            listed += page
+            if after is None:
+                break
+    in_order = sorted(found, key=lambda holding: holding.name)
+    assert [each["fingerprint"] for each in listed] == [each.fingerprint for each in in_order]
+
+
+def listing(driver):
+    return driver.run(driver.engine.inspect("", "", False, driver.runtime.now() + 60))
+
+
+def test_client_asks_for_the_next_page_until_there_is_none(driver, start_server):
+    def pages(call):
+        if call["do"] != "inspect":
+            return free_engine(call)
+        number = call["after"][1] if "after" in call else 0
+        more = {"more": ["a", number + 2]} if number < 4 else {}
+        return {"value": [wire.holding_to_json(each) for each in claims("aa")], **more}
+
+    server = start_server(pages)
+    assert len(listing(driver.open(server))) == 6
+    asked = [call for call in server.calls if call["do"] == "inspect"]
+    assert [call.get("after") for call in asked] == [None, ["a", 2], ["a", 4]]
+    assert all(call["pages"] is True for call in asked)
+
+
+def test_list_that_does_not_end_is_unavailable(driver, start_server):
+    server = start_server(lambda call: {**free_engine(call), "more": ["a", 1]})
+    with pytest.raises(Unavailable, match="ask for the names with one prefix"):
+        listing(driver.open(server))
+    assert server.verbs().count("inspect") == engine._MAX_PAGES
+
+
+@pytest.mark.parametrize("more", ["a", ["a"], [1, 1], ["a", "b"], {}, ["a" * 300, 1]])
+def test_cursor_of_another_shape_is_malformed(more):
+    with pytest.raises(wire.Malformed):
+        wire.page_from_json({"value": [], "more": more})
+
+
+@pytest.mark.extended
+def test_longest_list_takes_less_than_32_mebibytes():
+    given = wire.encode(wire.holding_to_json(SHORTEST))
+    body = b'[{"value":[' + b",".join([given] * (MAX_BODY // (len(given) + 1) - 1)) + b"]}]"
+    tracemalloc.start()
+    try:
+        found = []
+        for _ in range(engine._MAX_PAGES):
+            received = bytes(bytearray(body))
+            found += wire.page_from_json(wire.decode(received)[0])[0]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 32 * 2**20
