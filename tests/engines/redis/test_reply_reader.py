@@ -70,3 +70,17 @@ def test_list_that_began_in_an_earlier_piece_counts_as_a_level() -> None:
 def test_error_reply_is_escaped() -> None:
     (reply,) = read_all(BoundedReader(), ["-ERR \x1b[31m \u202e\r\n".encode()])
     assert reply == repr(hiredis.ReplyError("ERR \\x1b[31m \\u202e"))
+
+
+@pytest.mark.parametrize("size", [64, 100_000])
+def test_batch_of_renewals_is_read_without_checking_each_number(size, monkeypatch) -> None:
+    """However the replies are cut: only what is incomplete at a cut is checked number by number."""
+    checked: list[bytes] = []
+    check_header = BoundedReader._check_header
+    monkeypatch.setattr(
+        BoundedReader, "_check_header", lambda self, *header: (checked.append(header), check_header(self, *header))[1]
+    )
+    data = b"*2\r\n:30000000\r\n:-1\r\n" * 500
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    assert read_all(BoundedReader(), pieces) == ["[30000000, -1]"] * 500
+    assert len(checked) <= 3 * (len(pieces) - 1)

@@ -20,8 +20,12 @@ MAX_DEPTH: Final = 8  # lists within lists
 _MAX_STRING: Final = 1 << 26  # bytes that a string may announce; hiredis allocates them as they arrive
 _MAX_LINE: Final = 65_536  # bytes of a status, an error or a number
 
-# Nearly every reply: integers, or one short list of integers. Nothing in it could announce too much.
-_is_usual: Final = re.compile(rb"(?:\*([0-9]{1,4})\r\n)?(?::-?[0-9]{1,19}\r\n)+").fullmatch
+# Nearly every reply is an integer (a release), two (a renewal) or three (a grant). Complete ones need no check: they
+# announce nothing that is not there. `++`: does not remember where it could have ended earlier.
+_NUMBER: Final = rb":-?[0-9]{1,19}\r\n"
+_usual_replies: Final = re.compile(rb"(?:(?:\*2\r\n%b|\*3\r\n%b%b)?%b)++" % ((_NUMBER,) * 4))
+_are_usual: Final = _usual_replies.fullmatch
+_begin_usual: Final = _usual_replies.match
 _is_number: Final = re.compile(rb"-1|[0-9]{1,9}").fullmatch
 
 
@@ -35,16 +39,13 @@ class BoundedReader:
         self._hiredis_feed = reader.feed
         self.gets: Callable[[], Any] = reader.gets  # the next reply; False: it is not complete
         self._mid_reply = False  # a checked reply is incomplete
-        self._unchecked = b""  # passed on unchecked: an incomplete usual reply, or the begin of a header
+        self._unchecked = b""  # passed on unchecked: the begin of a header
         self._string_left = 0  # bytes that are missing of the current string
         self._open_lists: list[int] = []  # for each list around the next element: how many elements are missing
         self._elements_left = MAX_ELEMENTS
 
     def feed(self, data: bytes) -> None:
-        if not self._mid_reply and not self._unchecked and (usual := _is_usual(data)):
-            if (elements := usual[1]) and data.count(b"\n") <= int(elements):
-                self._unchecked = data  # a list that is not complete
-        else:
+        if self._mid_reply or self._unchecked or not _are_usual(data):
             self._check(self._unchecked + data)
         self._hiredis_feed(data)
 
@@ -57,6 +58,9 @@ class BoundedReader:
                 offset += taken
                 if not self._string_left:
                     self._end_element()
+                continue
+            if not self._mid_reply and (usual := _begin_usual(data, offset)):
+                offset = usual.end()
                 continue
             self._mid_reply = True
             line_end = data.find(b"\r\n", offset, offset + _MAX_LINE)
