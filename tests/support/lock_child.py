@@ -1,6 +1,7 @@
 """A process that acquires locks for the engine tests. It prints what happened, one JSON value per line.
 
 lock_child.py hold URL NAME TTL        acquires and prints the token; releases when it reads a line
+lock_child.py fork URL NAME TTL        acquires, starts two children, prints their pids and waits for ever
 lock_child.py lose URL N TTL           acquires the names 0 to N - 1, and prints why they were lost once all are
 lock_child.py wait URL NAME TTL        prints "waiting" when it is queued, then the same as hold
 lock_child.py count URL NAME FILE N    adds one to the number in a file while it holds the lock, N times
@@ -12,6 +13,7 @@ lock_child.py limit URL PATH           acquires until the file at PATH cannot gr
 import json
 import os
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -32,6 +34,18 @@ def hold(url: str, name: str, ttl: str) -> None:
         say({"token": lease.token, "at": time.clock_gettime(time.CLOCK_BOOTTIME)})
         sys.stdin.readline()
         say({"held": lease.held, "reason": lease.lost_reason, "released": lease.release()})
+
+
+def fork(url: str, name: str, ttl: str) -> None:
+    client = Client(url, ttl=float(ttl))
+    lease = client.lock(name).acquire(wait=60)
+    other_program = subprocess.Popen(["sleep", "600"])
+    if not (pid := os.fork()):
+        time.sleep(600)
+        os._exit(0)
+    say([other_program.pid, pid])
+    threading.Event().wait()
+    lease.release()
 
 
 def lose(url: str, names: str, ttl: str) -> None:
@@ -142,5 +156,5 @@ def allow_triggers() -> None:
 if __name__ == "__main__":
     if ALLOW_TRIGGERS in os.environ:
         allow_triggers()
-    command = {f.__name__: f for f in (hold, lose, wait, count, crowd, churn, limit)}[sys.argv[1]]
+    command = {f.__name__: f for f in (hold, fork, lose, wait, count, crowd, churn, limit)}[sys.argv[1]]
     command(*sys.argv[2:])

@@ -105,6 +105,12 @@ class ClientCore:
             raise ConfigError(_CLOSED_TEXT)
         return self._engine
 
+    def liveness_descriptor(self) -> int | None:
+        """A descriptor that is open as long as this process lives, if the engine frees the grants of dead processes by
+        it."""
+        descriptor: Callable[[], int | None] | None = getattr(self._engine, "liveness_descriptor", None)
+        return None if descriptor is None else descriptor()
+
     async def check_traits(self, required: frozenset[str], wait_deadline: float) -> None:
         """Check a lock's requirements before the first grant, when the server's actual settings are known."""
         if not self._traits_confirmed:

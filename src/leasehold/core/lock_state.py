@@ -9,9 +9,10 @@ tests of the SQL and Redis engines compare those engines with it as their model.
        └─ passed ───┘ not claimed in time, or client unreachable: keeps its ticket and returns to its old position
 
 Safety, in four sentences. A new holder is admitted only by `_can_admit`, after `_expire_holders` has ended every grant
-that is over (E1). Every token comes from one counter, which only rises (E3). A repeated attempt finds its entry by id
-hash (E2). `expires_at` of a grant only moves forward, and only while it lies in the future, so a client that trusts an
-earlier answer is never overtaken by another holder (E8).
+that is over; an engine may also prove that the process of a grant has ended (E1). Every token comes from one counter,
+which only rises (E3). A repeated attempt finds its entry by id hash (E2). `expires_at` of a grant only moves forward,
+and only while it lies in the future, so a client that trusts an earlier answer is never overtaken by another holder
+(E8).
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ class LockState:
         if entry is None:
             if self.waiters:
                 self._advance_queue(context, notifications)
-            if not self.waiters and (not self.holders or self._can_admit(claim.mode)):
+            if not self.waiters and (
+                not self.holders
+                or self._can_admit(claim.mode)
+                or (self._end_dead_holders(context) and self._can_admit(claim.mode))
+            ):
                 entry = self._add_entry(context.now, claim, client)
                 self._make_holder(context, entry, HELD, context.now + claim.ttl)
                 return _new(Grant, (entry.token, claim.ttl, entry.slot)), notifications
@@ -259,6 +264,17 @@ class LockState:
                 self._remove(entry)
         self._next_expiry = min((entry.expires_at for entry in self.holders.values()), default=NEVER)
 
+    def _end_dead_holders(self, context: Context) -> bool:
+        """End the grants that are bound to a process that has ended, before their ttl does. Whether there was one."""
+        bound = [entry for entry in self.holders.values() if entry.state == HELD and entry.process_bound]
+        dead = {client for client in {entry.client for entry in bound} if context.dead(client)}
+        for entry in bound:
+            if entry.client in dead and entry.delay:
+                self._start_cooling(entry, context.now + entry.delay, entry.delay)
+            elif entry.client in dead:
+                self._remove(entry)
+        return bool(dead)
+
     def _expire_waiters(self, now: float) -> None:
         """Remove waiters without a recent heartbeat. Runs rarely: `_advance_queue` removes a dead head as well."""
         self._next_waiter_scan = now + WAITER_TTL
@@ -285,7 +301,7 @@ class LockState:
             elif unreachable := self._unreachable_reserved(context, attempting):
                 for entry in unreachable:
                     self._pass_over(entry)
-            else:
+            elif not self._end_dead_holders(context):
                 self._next_expiry = min(entry.expires_at for entry in self.holders.values())
                 recheck_at = self._recheck_at(context.now)
                 if head is attempting:  # the reply says when to re-check

@@ -42,6 +42,11 @@ class TokenCounter:
         return token
 
 
+def never_dead(_client: str) -> bool:
+    """For engines that cannot prove that a process has ended: its grants end with their ttl."""
+    return False
+
+
 @dataclass(slots=True)
 class Context:
     """The environment in which a verb runs."""
@@ -49,6 +54,7 @@ class Context:
     now: float  # the engine's clock, which ends leases
     issue_token: Callable[[], int]  # the next token
     reachable: Callable[[str], bool]  # False: this client cannot be notified
+    dead: Callable[[str], bool] = never_dead  # True: the engine has proof that the process of this client has ended
 
 
 @dataclass(slots=True, eq=False)

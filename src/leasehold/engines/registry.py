@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
-from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK, poll_interval
+from leasehold.core.timing import HEARTBEAT_INTERVAL, NEVER, WAITER_TTL, WAKEUP_SLACK, poll_interval
 from leasehold.errors import StaleToken
 from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
@@ -31,7 +31,7 @@ class RegisteredLease(Protocol):
 class Waiter:
     """A queued claim, and the notifications that arrived since its last attempt."""
 
-    __slots__ = ("cancelled", "claim", "joined_at", "polls", "recheck_at", "signal", "woken")
+    __slots__ = ("cancelled", "claim", "holders", "joined_at", "polls", "recheck_at", "signal", "woken")
 
     def __init__(self, claim: Claim, signal: Signal, joined_at: float) -> None:
         self.claim = claim
@@ -41,6 +41,7 @@ class Waiter:
         self.cancelled = False  # the client is closed: stop waiting
         self.recheck_at: float | None = None
         self.polls = 0  # how often it has waited without a wake-up to expect
+        self.holders: tuple[str, ...] = ()  # addresses of the clients it waits for, if their end can be noticed
 
 
 class PendingRelease(NamedTuple):
@@ -171,9 +172,19 @@ def _not_reported(_claim: Claim, _token: int, _stale: StaleToken, _fence: str) -
     """Does nothing: the engine is not a lock server."""
 
 
-async def wait_for_wakeup(runtime: Runtime, waiter: Waiter, busy: Busy, seconds: float, *, polls: bool = False) -> None:
+async def wait_for_wakeup(
+    runtime: Runtime,
+    waiter: Waiter,
+    busy: Busy,
+    seconds: float,
+    *,
+    polls: bool = False,
+    probe: Callable[[Waiter], bool] | None = None,
+    probe_interval: float = NEVER,
+) -> None:
     """`wait` of every engine: returns at the wake-up, or when it is time to re-check (E4). `polls`: no wake-up reaches
-    this client now."""
+    this client now. `probe`: also returns if this says so. The head of the queue calls it at each interval, and a
+    waiter behind it less often."""
     if polls:
         seconds = min(seconds, poll_interval(busy.position, waiter.polls, runtime.random()))
         waiter.polls += 1
@@ -184,5 +195,8 @@ async def wait_for_wakeup(runtime: Runtime, waiter: Waiter, busy: Busy, seconds:
         if waiter.recheck_at is not None:
             recheck_at = waiter.recheck_at
         left = min(end, recheck_at) - runtime.now()
-        if left <= 0 or not await waiter.signal.wait(left):
+        if left <= 0:
+            return
+        pause = probe_interval if waiter.recheck_at is not None else probe_interval * (1 + (busy.position or 0))
+        if not await waiter.signal.wait(min(left, pause)) and (left <= pause or probe is None or probe(waiter)):
             return

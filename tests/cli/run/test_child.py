@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from leasehold.cli.run.orphan_killer import OrphanKiller
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
@@ -69,15 +71,34 @@ def test_child_killed_while_run_is_queued_sets_the_exit_code(shell, wait_until, 
 
 def test_grandchild_dies_before_next_grant_when_wrapper_is_killed(shell, wait_until, is_alive):
     """kill -9 (or the OOM killer) of the wrapper of `-c 'work; more'`: `work` kept running next to the next holder."""
-    process = shell.start("run", "--ttl", "1", "j", "-c", "sh -c 'echo $$; exec sleep 60'; true")
+    process = shell.start("run", "--ttl", "600", "j", "-c", "sh -c 'echo $$; exec sleep 60'; true")
     pid = int(process.stdout.readline())
     process.kill()
     try:
-        assert shell("run", "-w", "30", "j", "true").returncode == 0
+        assert shell("run", "-w", "60", "j", "true").returncode == 0  # long before the ttl
         assert not is_alive(pid)
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@linux
+def test_orphan_killer_keeps_the_descriptor_until_the_group_is_gone(wait_until):
+    """A dead process that no process has waited for is still in its group."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    command = subprocess.Popen(["sleep", "600"], process_group=0)
+    orphan_killer = OrphanKiller(command.pid)
+    orphan_killer.keep_open(writer, 600.0)
+    os.close(writer)
+    orphan_killer._writer.close()  # as if the wrapper had died
+    wait_until(lambda: Path(f"/proc/{command.pid}/stat").read_text().split()[2] == "Z")
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 1)
+    command.wait()
+    wait_until(lambda: os.waitpid(orphan_killer._pid, os.WNOHANG)[0])
+    assert os.read(reader, 1) == b""
+    os.close(reader)
 
 
 @linux

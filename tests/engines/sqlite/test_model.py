@@ -33,6 +33,7 @@ class ModelComparison:
 
     now: float = 1000.0
     unreachable: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
     counter: TokenCounter = field(default_factory=TokenCounter)
 
     def __post_init__(self) -> None:
@@ -42,8 +43,11 @@ class ModelComparison:
         self.db.execute("update lh_meta set ceiling = 1000")
         self.state: LockState | None = None
 
+    def is_reachable(self, client: str) -> bool:
+        return client not in self.unreachable and client not in self.dead
+
     def run_model(self, verb, kind="lock", limit=1):
-        context = Context(self.now, lambda: self.counter.next(0), lambda client: client not in self.unreachable)
+        context = Context(self.now, lambda: self.counter.next(0), self.is_reachable, self.dead.__contains__)
         state = self.state or LockState(self.now, kind, limit)
         state.holders = dict(sorted(state.holders.items()))  # if two expire together, rows report the older
         queued = any(entry.heartbeat_expires_at and not entry.token for entry in state.entries.values())
@@ -64,7 +68,7 @@ class ModelComparison:
                 self.db.execute("commit")
                 return answer, []
             state = RowLockState(self.db, self.boot_clock, "ns", "name", id_hash, kind, limit)
-            answer = verb(state, state.context(self.boot_clock.wall, lambda client: client not in self.unreachable))
+            answer = verb(state, state.context(self.boot_clock.wall, self.is_reachable, self.dead.__contains__))
             state.save()
         except Mismatch as error:
             self.db.execute("rollback")
@@ -95,11 +99,16 @@ shapes = st.sampled_from(
         {},
         {},
         {"mode": "shared"},
+        {"process_bound": True},
+        {"process_bound": True, "mode": "shared"},
+        {"process_bound": True, "delay": 2.0},
         {"delay": 2.0},
         {"min_hold": 4.0},
     ]
 )
-semaphores = st.sampled_from([{"kind": "semaphore", "limit": 2, "mode": "exclusive"}])
+semaphores = st.sampled_from(
+    [{"kind": "semaphore", "limit": 2, "mode": "exclusive", "process_bound": bound} for bound in (False, True)]
+)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("attempt"), id_hashes, st.booleans(), shapes, st.sampled_from([1.0, 10.0])),
@@ -112,6 +121,7 @@ steps = st.lists(
         st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 3.0, 5.0, 16.0])),
         st.tuples(st.just("unreachable"), id_hashes),
         st.tuples(st.just("hears"), id_hashes),
+        st.tuples(st.just("dies"), id_hashes),
     ),
     max_size=40,
 )
@@ -140,6 +150,9 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         comparison.unreachable.add(f"client {args[0]}")
     elif what == "hears":
         comparison.unreachable.discard(f"client {args[0]}")
+        comparison.dead.discard(f"client {args[0]}")
+    elif what == "dies":
+        comparison.dead.add(f"client {args[0]}")
     elif what == "look":
         assert comparison.run_on_rows(lambda state, context: state.sweep(context)) == comparison.run_model(
             lambda state, context: state.sweep(context)

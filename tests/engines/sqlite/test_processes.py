@@ -104,18 +104,6 @@ def check_many_waiters(url, path, child, wait_until, monkeypatch, processes: int
     )
 
 
-def test_waiter_acquires_within_ttl_of_a_killed_holder(url, child) -> None:
-    holder = child("hold", url, "a", 2)
-    first = holder.read_message()
-    waiter = child("wait", url, "a", 2)
-    assert waiter.read_message() == "waiting"
-    holder.kill()
-    killed = boot_time()
-    second = waiter.read_message()
-    check_seconds(second["at"] - killed, 2 + 0.5)
-    assert second["token"] > first["token"]
-
-
 def test_killed_head_of_the_queue_does_not_delay_next_waiter(url, child, path, monkeypatch) -> None:
     recorder = record_grants(url, path, monkeypatch)
     holder = child("hold", url, "a", 60)

@@ -71,6 +71,10 @@ class Child:
             self._reap()
             raise CannotRun(self.command[0], int(report))
 
+    def keep_open(self, descriptor: int, ttl: float) -> None:
+        """If this process dies, keep a copy of the descriptor open until CMD and its group are gone."""
+        self._orphan_killer.keep_open(descriptor, ttl)
+
     def abandon(self) -> None:
         """End a child that was never started, and dismiss its orphan killer."""
         if self._go_writer >= 0:

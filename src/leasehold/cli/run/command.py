@@ -353,6 +353,8 @@ class RunJob:
         if terminal.stdio_is_tty:
             terminal.give_to(child.pid)
         try:
+            if (descriptor := lease._core.liveness_descriptor()) is not None:
+                child.keep_open(descriptor, lease.ttl)
             child.start({**lease_environment(lease), **engine_environment(self.console), **trace_environment})
         except CannotRun as failed:
             terminal.take_back(child.pid)

@@ -1,51 +1,74 @@
 """A process that kills the process group of CMD if the wrapper dies, even by `kill -9`.
 
 The kernel kills CMD itself with its parent (`child.py`), but not the processes that CMD started: they would keep
-working at the same time as the next holder. So a second child reads from a pipe whose other end only the wrapper has.
+working at the same time as the next holder. So a second child reads from a socket whose other end only the wrapper has.
 A byte means that the run is over. End of file without one means that the wrapper died, and the group of CMD is killed.
+
+Some engines free a name as soon as the process that holds it has ended: while a descriptor is open, the process lives.
+The orphan killer gets a copy of that descriptor, and so the name is kept until the group of CMD is gone.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import time
 from contextlib import suppress
+from struct import Struct
 from typing import Final, NoReturn
 
+_MESSAGE: Final = Struct("=cd")  # a kind, and seconds
 _DONE: Final = b"."
+_DESCRIPTOR: Final = b"+"  # comes with one, and with the ttl of the lease
+_GROUP_POLL_INTERVAL: Final = 0.005  # the end of another process's children sends no signal here
 _DESCRIPTORS: Final = 4096  # more than this process has open so early
 
 
 class OrphanKiller:
     def __init__(self, group: int) -> None:
-        """Create it before any thread starts, and after CMD's process, which must not inherit the pipe."""
-        reader, self._writer = os.pipe()
+        """Create it before any thread starts, and after CMD's process, which must not inherit the socket."""
+        reader, self._writer = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:
             _watch(group, reader)
-        os.close(reader)
+        reader.close()
+
+    def keep_open(self, descriptor: int, ttl: float) -> None:
+        """Keep a copy open until the group of CMD is gone, if the wrapper dies, but no longer than the lease lives."""
+        with suppress(OSError):  # it was killed
+            socket.send_fds(self._writer, [_MESSAGE.pack(_DESCRIPTOR, ttl)], [descriptor])
 
     def dismiss(self) -> None:
         """The run is over, or CMD never ran: end without killing anything. Harmless if repeated."""
-        if self._writer < 0:
+        if self._writer.fileno() < 0:
             return
         with suppress(BrokenPipeError):  # it was killed
-            os.write(self._writer, _DONE)
-        os.close(self._writer)
-        self._writer = -1
+            self._writer.sendall(_MESSAGE.pack(_DONE, 0.0))
+        self._writer.close()
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
 
-def _watch(group: int, reader: int) -> NoReturn:
-    """In the orphan killer: close everything inherited from the wrapper but the pipe, and wait."""
+def _watch(group: int, reader: socket.socket) -> NoReturn:
+    """In the orphan killer: close everything inherited from the wrapper but the socket, and wait."""
     try:
         os.setsid()  # no Ctrl-C and no hang-up here: those are for the wrapper
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
-        os.dup2(reader, 0)
+        os.dup2(reader.fileno(), 0)
         os.closerange(1, _DESCRIPTORS)
-        if not os.read(0, 1):
-            os.killpg(group, signal.SIGKILL)
+        ttl = 0.0
+        with socket.socket(fileno=0) as wrapper:
+            while message := socket.recv_fds(wrapper, _MESSAGE.size, 1)[0]:  # a descriptor stays open from now on
+                kind, ttl = _MESSAGE.unpack(message)
+                if kind == _DONE:
+                    os._exit(0)
+        os.killpg(group, signal.SIGKILL)
+        # Until the group is gone: `killpg` raises then. Dead processes that no process waits for stay in it.
+        end = time.monotonic() + ttl
+        while time.monotonic() < end:
+            time.sleep(_GROUP_POLL_INTERVAL)
+            os.killpg(group, 0)
     finally:
         os._exit(0)

@@ -18,7 +18,7 @@ from leasehold.config import EngineConfig, parse_yes_no
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import Context, Notification
 from leasehold.core.timing import backoff
-from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
+from leasehold.engines.registry import ClaimRegistry, Waiter, wait_for_wakeup
 from leasehold.engines.sql import TRAITS
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import DatabaseLocked, SqliteConnection
@@ -38,6 +38,7 @@ _RETRY_BASE: Final = 0.0003  # about one transaction
 _LONGEST_RETRY: Final = 0.01
 _BATCH: Final = 50  # renewals per transaction: other processes get in between
 _SWEEP_EVERY: Final = 8  # attempts between sweeps, and names per sweep: removes expired names that are not used again
+_PROBE_INTERVAL: Final = 0.05  # seconds in which the head of the queue notices that a holder's process has ended
 _FORGET_TIMEOUT: Final = 1.0  # `forget` has no deadline of its own
 
 
@@ -93,7 +94,21 @@ class SqliteEngine:
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=not self._wakeup_socket.address)
+            await wait_for_wakeup(
+                *(self._runtime, waiter, busy, seconds),
+                polls=not self._wakeup_socket.address,
+                probe=self._should_attempt,
+                probe_interval=_PROBE_INTERVAL * max(1.0, len(waiter.holders) / 10),
+            )
+
+    def _should_attempt(self, waiter: Waiter) -> bool:
+        """Whether a holder that this waiter waits for may have ended without a release. Also if the waiter has become
+        the head of the queue: it does not know its holders yet."""
+        return waiter.recheck_at is not None or any(map(self._is_dead, waiter.holders))
+
+    def _is_dead(self, address: str) -> bool:
+        # Without a boot id, the holder may be on another machine. Its socket has a file here, but no process.
+        return bool(self._boot_clock.boot) and self._wakeup_socket.is_dead(address)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         replies: list[Alive | Gone | Unavailable] = []
@@ -147,6 +162,10 @@ class SqliteEngine:
     def disown(self, claim: Claim) -> None:
         self._registry.disown_waiter(claim.id_hash)
         self._refused.discard(claim.id_hash)
+
+    def liveness_descriptor(self) -> int | None:
+        """While any process has it open, the grants of this client are not ended as those of a dead process."""
+        return self._wakeup_socket.descriptor()
 
     def after_fork(self) -> None:
         self._connection.after_fork()
@@ -210,9 +229,9 @@ class SqliteEngine:
         lock_state = RowLockState(
             db, self._boot_clock, claim.namespace, claim.name, claim.id_hash, claim.kind, claim.limit
         )
-        reply, new_notifications = lock_state.attempt(
-            lock_state.context(self._boot_clock.wall, self._wakeup_socket.is_reachable), claim, address
-        )
+        reply, new_notifications = lock_state.attempt(self._context(lock_state), claim, address)
+        if isinstance(reply, Busy) and (waiter := self._registry.waiting.get(claim.id_hash)) is not None:
+            waiter.holders = lock_state.processes()
         lock_state.save(self._connection.synced)
         notifications.extend((claim.namespace, claim.name, notification) for notification in new_notifications)
         return reply
@@ -275,13 +294,14 @@ class SqliteEngine:
         """Run one verb on the state of one name, as one transaction or a part of it."""
         namespace, name, id_hash = key
         lock_state = RowLockState(db, self._boot_clock, namespace, name, id_hash)
-        answer, new_notifications = verb(
-            lock_state, lock_state.context(self._boot_clock.wall, self._wakeup_socket.is_reachable)
-        )
+        answer, new_notifications = verb(lock_state, self._context(lock_state))
         lock_state.save(self._connection.synced)
         if new_notifications:
             notifications.extend((namespace, name, notification) for notification in new_notifications)
         return answer
+
+    def _context(self, lock_state: RowLockState) -> Context:
+        return lock_state.context(self._boot_clock.wall, self._wakeup_socket.is_reachable, self._is_dead)
 
     def _sweep(self, db: sqlite3.Connection, notifications: Notifications) -> None:
         expired, self._sweep_cursor = find_expired(db, self._boot_clock.now(), self._sweep_cursor, _SWEEP_EVERY)

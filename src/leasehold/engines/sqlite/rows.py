@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from leasehold.core.lock_state import LockState
-from leasehold.core.queue_entry import COOLING, PASSED, RESERVED, WAITING, Context, QueueEntry, TokenCounter
+from leasehold.core.queue_entry import COOLING, PASSED, RESERVED, WAITING, Context, QueueEntry, TokenCounter, never_dead
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.sql.codec import add_entry
 from leasehold.engines.sqlite.boot_clock import BootClock
@@ -133,11 +133,22 @@ class RowLockState(LockState):
                 self._load_waiter(row)
             self._head()
 
-    def context(self, wall: Callable[[], float], reachable: Callable[[str], bool]) -> Context:
+    def context(
+        self,
+        wall: Callable[[], float],
+        reachable: Callable[[str], bool],
+        dead: Callable[[str], bool] = never_dead,
+    ) -> Context:
         def issue_token() -> int:
             return self._counter.next(int(wall() * 1_000_000))
 
-        return Context(self._now, issue_token, reachable)
+        return Context(self._now, issue_token, reachable, dead)
+
+    def processes(self) -> tuple[str, ...]:
+        """The addresses of the clients that hold the name or have it reserved, and whose end frees it."""
+        return tuple(
+            {entry.client for entry in self.holders.values() if entry.process_bound or entry.state == RESERVED}
+        )
 
     def save(self, synced: bool = True) -> None:
         """Write the changes of the verb. `synced=False`: a power cut may undo this transaction. NeedsSync: it must not,

@@ -4,6 +4,10 @@ Each client binds one socket in a folder next to the database; the socket's file
 rows. The transaction that decides checks whether a client can be notified (`is_reachable`): the socket of a dead
 process has no listener, so its waiters are passed over at once. Notifications are sent after COMMIT (`send`), and
 sending never blocks for long.
+
+The socket is also the proof that a holder lives (`is_dead`). The kernel closes it with the process, however that ends,
+and its file stays. A process that is stopped keeps it open; a socket that cannot be asked proves nothing. So a client
+that lives must never have a file here whose socket is closed.
 """
 
 from __future__ import annotations
@@ -53,6 +57,7 @@ class WakeupSocket:
         self._mutex: Mutex = runtime.mutex()  # for the receiving socket
         self._senders_mutex: Mutex = runtime.mutex()
         self._socket: socket.socket | None = None
+        self._retired: list[socket.socket] = []  # replaced, but kept open, because their files could not be removed
         self._stop_flag: list[bool] = []  # of the current listener; not empty: it must stop
         self._senders: tuple[socket.socket, socket.socket] | None = None  # to probe, and to send
         self._folder_fd = -1
@@ -78,6 +83,26 @@ class WakeupSocket:
             return error.errno not in _UNREACHABLE_ERRNOS
         return True
 
+    def is_dead(self, address: str) -> bool:
+        """Whether it is certain that the client with this address has ended: its socket has a file, and no process has
+        it open. A file that is gone, or a socket that this process may not use, proves nothing. Never blocks."""
+        if not address:
+            return False
+        try:
+            with self._target(address) as path:
+                try:
+                    self._sender_sockets()[0].connect(path)
+                except ConnectionRefusedError:  # also if the file is not a socket
+                    return stat.S_ISSOCK(os.stat(path).st_mode)
+        except OSError:
+            pass
+        return False
+
+    def descriptor(self) -> int | None:
+        """Of the socket. While any process has it open, this client is not dead to others."""
+        sock = self._socket
+        return sock.fileno() if sock is not None and self.address else None
+
     def send(self, namespace: str, name: str, notification: Notification) -> bool:
         """Send a notification. False: no client listens there. A client whose socket is full misses it, but every
         waiter re-checks from time to time (E4)."""
@@ -99,6 +124,9 @@ class WakeupSocket:
     def close(self) -> None:
         with self._mutex:
             self._unbind()
+            for sock in self._retired:  # no lease depends on them any more
+                sock.close()
+            self._retired = []
 
     def after_fork(self) -> None:
         """In the child: close the copy of the parent's socket, which would make a dead parent look alive."""
@@ -252,16 +280,33 @@ class WakeupSocket:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=folder.fd)
 
+    def _remove_file(self, address: str) -> bool:
+        """Whether the file of the socket is gone, so that closing the socket proves nothing to others."""
+        with suppress(OSError):
+            os.unlink(self._socket_path(address))
+        try:
+            os.lstat(self._socket_path(address))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def _unbind(self, forked: bool = False) -> None:
         sock, self._socket, address, self.address = self._socket, None, self.address, ""
+        listener_ended = bool(self._stop_flag)
         self._stop_flag.append(True)
-        if sock is not None and forked:
-            sock.close()
+        if forked:
+            for each in (*self._retired, *([sock] if sock is not None else [])):
+                each.close()
+            self._retired = []
         elif sock is not None:
-            with suppress(OSError):
-                os.unlink(self._socket_path(address))
+            if not self._remove_file(address):
+                self._retired.append(sock.dup())
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # the listener ends and closes it; in a child, the parent's would end
+            if listener_ended:
+                sock.close()
         for each in self._senders or ():
             each.close()
         self._senders = None
@@ -278,7 +323,7 @@ def _make_listener(
 
     async def listen(runtime: Runtime) -> None:
         failures = 0
-        with sock:
+        try:
             while not stop_flag and sock.fileno() >= 0:
                 try:
                     if not (message := sock.recv(2048)) and _is_shut_down(sock):
@@ -286,13 +331,18 @@ def _make_listener(
                     if (registry := registry_ref()) is not None:
                         _dispatch(registry, message)
                     registry, failures = None, 0
-                except Exception as error:  # if this thread ended, the client's waiters would be passed over
+                except Exception as error:  # if this thread ended, the client's waiters would miss their wake-ups
                     registry = None
                     if stop_flag:
                         return
                     log_unexpected(_log, "the wake-up thread", error)
                     failures += 1
                     await runtime.sleep(backoff(failures, 0.02, 1.0, 0.5 + runtime.random() / 2))
+        finally:
+            if stop_flag:
+                sock.close()
+            else:  # the client lives, and must not look dead: `_unbind` closes the socket
+                stop_flag.append(True)
 
     return listen
 

@@ -1,0 +1,217 @@
+"""A holder whose process has ended is followed at once, and one that may live is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from leasehold import Client, NotAcquired
+from leasehold.engines.sqlite import wakeup_socket
+from leasehold.engines.sqlite.boot_clock import BootClock
+from leasehold.engines.sqlite.engine import open_with_clock
+from leasehold.model import Busy, Claim, Grant, Holder
+from leasehold.runtime.base import run_sync
+from tests.support import probe
+from tests.support.timing import check_elapsed
+
+LONG = 600  # a ttl that ends no lease of these tests
+
+
+def kill_socket(client: Client) -> None:
+    """As the kernel does when the client's process ends: close its socket, and leave the file."""
+    bound = probe.engine(client)._wakeup_socket
+    path = bound._socket_path(bound.address)
+    bound._stop_flag.append(True)
+    bound._socket.shutdown(socket.SHUT_RDWR)
+    bound._socket.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(ConnectionRefusedError):
+        while True:  # until the listener has left the kernel
+            sender.connect(path)
+            time.sleep(0.001)
+
+
+def attempt(client: Client, **fields: object) -> Grant | Busy:
+    """Of a claim of this client, which is the same each time. Without a lease, which would be released when dropped."""
+    engine, id_hash = probe.engine(client), probe.client_id(client)
+    claim = Claim("", "a", f"secret {id_hash}", id_hash, Holder(id_hash), LONG, process_bound=True)
+    return run_sync(engine.attempt(claim._replace(**fields), probe.runtime(client).now() + 60))
+
+
+# ------------------------------------------------------------------ processes
+
+
+def test_killed_holder_is_followed_at_once(url, child, wait_until) -> None:
+    holder = child("hold", url, "a", LONG)
+    token = holder.read_message()["token"]
+    got = []
+
+    def wait() -> None:
+        with Client(url) as client, client.lock("a", wait=120) as lease:
+            got.extend((lease.token, time.monotonic()))
+
+    with Client(url) as client:
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        wait_until(lambda: len(client.inspect("a")) == 2)
+        os.kill(holder.process.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        waiter.join(120)
+    check_elapsed(killed + time.monotonic() - got[1], 0.1)
+    assert got[0] > token
+
+
+def test_killed_holder_without_waiters_does_not_block_an_attempt(url, child) -> None:
+    holder = child("hold", url, "a", LONG)
+    holder.read_message()
+    holder.kill()
+    with Client(url) as client:
+        assert isinstance(attempt(client), Grant)
+
+
+def test_stopped_holder_is_not_dead(url, child) -> None:
+    holder = child("hold", url, "a", LONG)
+    holder.read_message()
+    holder.signal(signal.SIGSTOP)
+    with Client(url) as client, pytest.raises(NotAcquired):
+        client.lock("a").acquire(wait=0.3)  # probes several times
+    holder.signal(signal.SIGCONT)
+    holder.send_newline()
+    assert holder.read_message() == {"held": True, "reason": None, "released": True}
+
+
+def test_children_of_a_killed_holder_do_not_keep_its_lock(url, child) -> None:
+    """One was forked, one runs another program. Both live on."""
+    holder = child("fork", url, "a", LONG)
+    pids = holder.read_message()
+    try:
+        holder.process.kill()
+        holder.process.wait()
+        with Client(url) as client, client.lock("a", wait=60):
+            pass
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+# --------------------------------------------- what is bound to its process
+
+
+@pytest.mark.parametrize(
+    ("options", "freed"),
+    [({}, True), ({"delay": 60.0}, False), ({"min_hold": 60.0}, False), ({"require": {"outlives"}}, False)],
+    ids=["plain", "delay", "min_hold", "outlives"],
+)
+def test_death_frees_only_grants_that_are_bound_to_the_process(url, options, freed) -> None:
+    with Client(url) as holder, Client(url) as client:
+        _lease = holder.lock("a", ttl=LONG, **options).acquire()
+        kill_socket(holder)
+        assert isinstance(attempt(client), Grant) is freed
+        (holding,) = client.inspect()
+        assert holding.state == ("cooling" if "delay" in options else "held")
+
+
+def test_death_frees_readers_and_permits(url) -> None:
+    with Client(url) as holder, Client(url) as other_holder, Client(url) as client:
+        permit = {"name": "s", "kind": "semaphore", "limit": 2}
+        attempt(holder, mode="shared")
+        attempt(holder, id_hash="other", **permit)
+        attempt(other_holder, **permit)
+        assert isinstance(attempt(client, **permit), Busy)
+        kill_socket(holder)
+        assert isinstance(attempt(client), Grant)
+        assert isinstance(attempt(client, id_hash="third", **permit), Grant)
+        assert isinstance(attempt(client, id_hash="fourth", **permit), Busy)  # the other holder lives
+
+
+def test_waiter_behind_a_dead_head_follows_a_dead_holder(url) -> None:
+    with Client(url) as holder, Client(url) as head, Client(url) as client:
+        attempt(holder)
+        for each in (head, client):
+            assert isinstance(attempt(each, queue=True), Busy)
+        (waiter,) = probe.waiters(client)
+        assert not probe.engine(client)._should_attempt(waiter)
+        kill_socket(holder)
+        kill_socket(head)
+        assert probe.engine(client)._should_attempt(waiter)
+        assert isinstance(attempt(client, queue=True), Grant)
+
+
+# ------------------------------------------------------ what proves nothing
+
+
+def test_holder_with_a_removed_socket_is_not_dead(url) -> None:
+    with Client(url) as holder, Client(url) as client:
+        attempt(holder)
+        bound = probe.engine(holder)._wakeup_socket
+        bound.unlink_socket()
+        assert isinstance(attempt(client), Busy)
+        Path(bound._socket_path(bound.address)).write_text("not a socket")
+        assert isinstance(attempt(client), Busy)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EAGAIN, errno.ENOENT, errno.EPROTOTYPE])
+def test_socket_that_cannot_be_asked_proves_nothing(url, monkeypatch, number) -> None:
+    with Client(url) as holder, Client(url) as client:
+        attempt(holder)
+        bound = probe.engine(client)._wakeup_socket
+        client.ping()
+
+        def refuse(path: str) -> None:
+            raise OSError(number, os.strerror(number), path)
+
+        class Sender:
+            connect = staticmethod(refuse)
+
+        monkeypatch.setattr(bound, "_sender_sockets", lambda: (Sender(), Sender()))
+        assert not bound.is_dead(probe.engine(holder)._wakeup_socket.address)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_holder_whose_wakeup_thread_ended_is_not_dead(url, monkeypatch, wait_until) -> None:
+    with Client(url) as holder, Client(url) as client:
+        attempt(holder)
+        ended = []
+
+        def end(*_: object) -> None:
+            ended.append(threading.current_thread())
+            raise BaseException  # nothing in the engine catches it
+
+        monkeypatch.setattr(wakeup_socket, "_dispatch", end)
+        bound = probe.engine(holder)._wakeup_socket
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"x", bound._socket_path(bound.address))
+        wait_until(lambda: ended)
+        ended[0].join(60)
+        monkeypatch.undo()
+        assert isinstance(attempt(client), Busy)
+
+
+def test_holder_that_cannot_remove_its_old_socket_is_not_dead(url, monkeypatch) -> None:
+    with Client(url) as holder, Client(url) as client:
+        attempt(holder)
+        bound = probe.engine(holder)._wakeup_socket
+        monkeypatch.setattr(bound, "_remove_file", lambda address: False)
+        monkeypatch.setattr(bound, "is_reachable", lambda address: False)
+        first = bound.address
+        bound.ensure_bound(probe.runtime(holder))
+        assert bound.address != first
+        assert isinstance(attempt(client), Busy)
+        monkeypatch.undo()
+        os.unlink(bound._socket_path(first))
+
+
+def test_nothing_is_proved_if_the_boot_is_unknown(url) -> None:
+    clock = BootClock("machine", "", "")
+    options = {"engine": lambda config, *args: open_with_clock(config, *args, clock)}
+    with Client(url, **options) as holder, Client(url, **options) as client:
+        attempt(holder)
+        kill_socket(holder)
+        assert isinstance(attempt(client), Busy)
