@@ -144,6 +144,21 @@ def test_waiter_behind_a_dead_head_follows_a_dead_holder(url) -> None:
         assert isinstance(attempt(client, queue=True), Grant)
 
 
+def test_new_client_keeps_the_socket_of_a_dead_holder(url, monkeypatch) -> None:
+    """The socket is old, so a new client would remove it, and with it the proof."""
+    monkeypatch.setattr(wakeup_socket, "_STALE_AFTER", -1.0)
+    with Client(url) as holder:
+        attempt(holder)
+        kill_socket(holder)
+        path = Path(probe.engine(holder)._wakeup_socket._socket_path(probe.engine(holder)._wakeup_socket.address))
+        with Client(url) as other:
+            attempt(other, name="b")
+            assert path.exists()
+        with Client(url) as client:
+            assert isinstance(attempt(client), Grant)
+            assert not path.exists()  # it proves nothing any more
+
+
 # ------------------------------------------------------ what proves nothing
 
 

@@ -96,7 +96,7 @@ def test_stale_sockets_of_killed_processes_are_removed(url, path, child, monkeyp
     socket_folder = Path(f"{path}-wakeup")
     assert len(list(socket_folder.iterdir())) == 1
     monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket._STALE_AFTER", -1.0)
-    with Client(url) as client, client.lock("b"):
+    with Client(url) as client, client.lock("a"):
         assert len(list(socket_folder.iterdir())) == 1  # this client's own
     assert not list(socket_folder.iterdir())
 
@@ -154,16 +154,16 @@ def test_empty_message_does_not_end_the_wakeup_thread(url, path) -> None:
 def test_child_forked_during_bind_does_not_inherit_the_socket(url, monkeypatch) -> None:
     """The socket was registered only after it was bound. A child forked in between kept it open, so a killed parent
     seemed alive for as long as the child lived."""
-    forked, original = [], WakeupSocket._remove_stale_sockets
+    forked, original = [], WakeupSocket._set_socket_mode
 
-    def sweep(self, folder) -> None:
+    def set_mode(self, folder, address) -> None:
         pid = os.fork()
         if not pid:
             os._exit(1 if bound_sockets() else 0)
         forked.append(os.waitpid(pid, 0)[1])
-        original(self, folder)
+        original(self, folder, address)
 
-    monkeypatch.setattr(WakeupSocket, "_remove_stale_sockets", sweep)
+    monkeypatch.setattr(WakeupSocket, "_set_socket_mode", set_mode)
     with Client(url) as client, client.lock("a"):
         assert forked == [0]
 

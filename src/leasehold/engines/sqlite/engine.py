@@ -24,7 +24,7 @@ from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import DatabaseLocked, SqliteConnection
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
 from leasehold.engines.sqlite.location import resolve_path
-from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings, must_survive
+from leasehold.engines.sqlite.rows import RowLockState, clients_of_holders, find_expired, holdings, must_survive
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
@@ -219,6 +219,10 @@ class SqliteEngine:
             return reply
 
         reply = self._decide(decide, deadline, sync=in_flight.sync)
+        if self._wakeup_socket.sweep_due:  # after the attempt, which may have to prove that a holder has ended
+            with suppress(DatabaseLocked, LeaseholdError):
+                holders = self._connection.run_transaction(clients_of_holders, deadline, write=False)
+                self._wakeup_socket.remove_stale_sockets(holders)
         if in_flight.abandoned:  # the caller's release may have run before this attempt
             self._release(claim, deadline)
         return reply

@@ -343,6 +343,11 @@ def holdings(
         yield from lock_states[name].holdings(namespace, name, now)
 
 
+def clients_of_holders(db: sqlite3.Connection) -> set[str]:
+    """The addresses of the clients whose end would free a name."""
+    return {client for (client,) in db.execute("select client from lh_grant where process_bound")}
+
+
 def find_expired(
     db: sqlite3.Connection, now: float, after: tuple[str, str], max_names: int
 ) -> tuple[list[Row], tuple[str, str]]:

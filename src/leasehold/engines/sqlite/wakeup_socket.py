@@ -22,7 +22,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from struct import pack
@@ -64,6 +64,7 @@ class WakeupSocket:
         self._shared: bool | None = None  # others can write the folder of the database; None: not known yet
         self._bind_count = 0
         self._unavailable = False
+        self.sweep_due = False  # once per bound socket
         self.address = ""  # empty: this client cannot be notified
 
     def ensure_bound(self, runtime: Runtime) -> str:
@@ -116,6 +117,19 @@ class WakeupSocket:
             return error.errno not in _UNREACHABLE_ERRNOS
         return True
 
+    def remove_stale_sockets(self, holders: Set[str]) -> None:
+        """Remove the sockets that killed processes of this user left behind, and nothing else: not those of holders,
+        because they are the proof that the holder has ended."""
+        self.sweep_due = False
+        with suppress(OSError, ConfigError), self._open_folder() as folder:
+            for name in os.listdir(folder.fd)[:200]:
+                found = folder.find(name) if _ADDRESS.fullmatch(name) and name not in holders else None
+                if found is None or not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+                    continue
+                if time.time() - found.st_ctime > _STALE_AFTER and not self.is_reachable(name):
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=folder.fd)
+
     def unlink_socket(self) -> None:
         """Delete the socket file, as a cleaner of temporary files would. For test rigs."""
         with suppress(OSError):
@@ -155,7 +169,7 @@ class WakeupSocket:
                     address = self._choose_address(address)
                     sock.bind(self._short_path(address))
                     self._set_socket_mode(folder, address)
-                    self._remove_stale_sockets(folder)
+                self.sweep_due = True
                 self._stop_flag = []
                 runtime.start_thread(_make_listener(sock, self._registry_ref, self._stop_flag), "leasehold-wakeup")
             # RuntimeError: the thread could not be started. ConfigError: the folder is not ours.
@@ -269,16 +283,6 @@ class WakeupSocket:
             probe.close()
             sender.close()
         return senders
-
-    def _remove_stale_sockets(self, folder: Folder) -> None:
-        """Remove the sockets that killed processes of this user left behind, and nothing else."""
-        for name in os.listdir(folder.fd)[:200]:
-            found = folder.find(name) if _ADDRESS.fullmatch(name) else None
-            if found is None or not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
-                continue
-            if time.time() - found.st_ctime > _STALE_AFTER and not self.is_reachable(name):
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder.fd)
 
     def _remove_file(self, address: str) -> bool:
         """Whether the file of the socket is gone, so that closing the socket proves nothing to others."""
