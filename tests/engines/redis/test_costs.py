@@ -47,6 +47,16 @@ def deployment(request) -> Deployment:
     return servers_found
 
 
+def test_first_renewal_needs_no_round_trip_to_load_its_script() -> None:
+    """After a failover every client renews at once, and the new primary knows no script."""
+    server = rig_or_skip(with_own_server(redis.RedisRig)).server
+    with Client(f"redis://127.0.0.1:{server.port}") as client, client.lock("job") as lease:
+        server.ask("SCRIPT", "FLUSH")
+        before = server.info("errorstats").get("errorstat_NOSCRIPT")
+        lease.renew()
+        assert server.info("errorstats").get("errorstat_NOSCRIPT") == before
+
+
 def test_server_stores_id_hash_but_never_the_claim_id(deployment) -> None:
     with Client(deployment.url) as client, client.lock("secret") as lease:
         attempt_thread = threading.Thread(target=lambda: client.lock("secret").try_acquire())

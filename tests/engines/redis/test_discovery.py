@@ -19,6 +19,7 @@ from harness.servers.redis import RedisServer
 from harness.servers.redis_ha import RedisCluster, SentinelSetup
 from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
 from leasehold.config import EngineConfig
+from leasehold.engines.redis import discovery
 from leasehold.engines.redis.cluster import slot_of
 from leasehold.engines.redis.discovery import DiscoveryNode
 from leasehold.engines.redis.protocol import lock_keys
@@ -86,11 +87,14 @@ def start_fake():
 
 
 class FakeSentinel(FakeServer):
+    answer_after = 0.0  # seconds
+
     def __init__(self, epoch: int | str, port: int) -> None:
         self.epoch, self.reported_port = epoch, port
         super().__init__()
 
     def answer(self, request: str) -> bytes:
+        time.sleep(self.answer_after)  # pause: the network's
         return encode_command("ip", "127.0.0.1", "port", self.reported_port, "config-epoch", self.epoch)
 
 
@@ -118,6 +122,21 @@ def test_stale_sentinel_answer_is_ignored(make_sentinels) -> None:
         fake.close()
     with pytest.raises(Unreachable, match="outdated sentinels"):
         find_primary_port(sentinels)
+
+
+def test_sentinels_in_a_slow_network_get_more_time_after_a_timeout(make_sentinels, monkeypatch, wait_until) -> None:
+    monkeypatch.setattr(discovery, "_MAX_NODE_SECONDS", 0.1)
+    monkeypatch.setattr(FakeSentinel, "answer_after", 0.25)
+    sentinels, _ = make_sentinels((1, 7001), (1, 7001), (1, 7001))
+    with pytest.raises(Unreachable, match="no sentinel reported"):
+        find_primary_port(sentinels)
+
+    def is_found() -> bool:
+        with suppress(Unreachable):
+            return find_primary_port(sentinels) == 7001
+        return False
+
+    wait_until(is_found, 60)
 
 
 def test_stale_majority_of_sentinels_is_ignored(make_sentinels) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import hiredis
@@ -177,6 +178,8 @@ def test_batch_is_unconfirmed_when_any_round_trip_lacks_replicas() -> None:
     round_trips = [[[-1, -1], noscript, 0], [[-1, -1], 1]]
 
     class Wire:
+        server = SimpleNamespace(known_scripts={"renew"})
+
         def calls(self, *_):
             return round_trips.pop(0)
 

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar, Final, TypeVar
 
-from leasehold.engines.redis.server import CONNECTION_ERRORS, RedisEndpoint, describe_error
+from leasehold.engines.redis.server import CONNECTION_ERRORS, RedisEndpoint
 from leasehold.engines.redis.server_settings import Unreachable
 from leasehold.errors import ConfigError, LeaseholdError
 from leasehold.runtime.base import Runtime, Signal, maybe_await
@@ -18,7 +18,8 @@ from leasehold.runtime.net.blocking import SocketAddress
 
 T = TypeVar("T")
 
-_MAX_NODE_SECONDS: Final = 1.0  # the most for one of them, however much time is left
+_MAX_NODE_SECONDS: Final = 1.0  # for one of them, however much time is left, unless it was slow the last time
+_MAX_NODE_SHARE: Final = 0.6  # of the time left, for one that was slow
 
 
 def announced_address(host: str, port: bytes | str | int) -> SocketAddress:
@@ -39,6 +40,7 @@ class DiscoveryNode(RedisEndpoint):
         super().__init__(address, tls, user, password)
         self._title = title
         self.failed_last_time = False
+        self.last_seconds = 0.0  # that its last answer took, or that were too few when no server answered
 
     def __str__(self) -> str:
         return f"the {self._title} at {self.address}"
@@ -47,13 +49,19 @@ class DiscoveryNode(RedisEndpoint):
         self._check_sign_in(replies)
 
     async def query(self, packed: bytes, count: int, runtime: Runtime, deadline: float) -> list[Any]:
-        stream = await self.open(runtime, deadline)
+        """The replies. Signs in with the same request, because a slow network allows for few round trips."""
         try:
-            return list(await maybe_await(stream.calls(packed, count, deadline)))
-        except CONNECTION_ERRORS as error:
-            raise Unreachable(f"{self} did not answer: {describe_error(error)}", engine="redis") from error
-        finally:
-            stream.close()
+            stream = await self._connect(runtime, deadline)
+            try:
+                replies = list(
+                    await maybe_await(stream.calls(self._sign_in + packed, self._sign_in_count + count, deadline))
+                )
+            finally:
+                stream.close()
+        except (*CONNECTION_ERRORS, UnicodeError) as error:
+            raise Unreachable(f"{self} cannot be reached: {self.describe_failure(error)}", engine="redis") from error
+        self._check_sign_in(replies[: self._sign_in_count])
+        return replies[self._sign_in_count :]
 
 
 class QueryAnswers(list[T]):
@@ -107,17 +115,25 @@ async def query_in_turn(
     """`request`: the bytes, and the number of replies. If `parse` raises, the reply does not count as an answer."""
     answers: QueryAnswers[T] = QueryAnswers()
     ordered = sorted(nodes, key=lambda node: node.failed_last_time)
+    timed_out: dict[DiscoveryNode, float] = {}
     for count, node in enumerate(ordered):
         now = runtime.now()
-        share = (deadline - now) / (len(ordered) - count + 1)  # one share is left for the request itself
+        left = deadline - now
+        share = left / (len(ordered) - count + 1)  # one share is left for the request itself
+        seconds = max(min(share, _MAX_NODE_SECONDS), min(2 * node.last_seconds, left * _MAX_NODE_SHARE))
         try:
-            answers.append(parse(node, await node.query(*request, runtime, now + min(share, _MAX_NODE_SECONDS))))
+            answers.append(parse(node, await node.query(*request, runtime, now + seconds)))
         except LeaseholdError as error:
             node.failed_last_time = True
             answers.errors.append(str(error))
             answers.config_error_count += isinstance(error, ConfigError)
+            if isinstance(error.__cause__, TimeoutError):
+                timed_out[node] = seconds
             continue
-        node.failed_last_time = False
+        node.failed_last_time, node.last_seconds = False, runtime.now() - now
         if is_enough(answers):
             break
+    if not answers:  # the network may be slow; if only some do not answer, these are down
+        for node, seconds in timed_out.items():
+            node.last_seconds = seconds
     return answers

@@ -300,10 +300,12 @@ class Executor:
         return rejected
 
     async def _send_batch(self, connections: Connections, calls: Sequence[ScriptCall], deadline: float) -> ScriptResult:
-        script, confirm = calls[0].script, calls[0].confirm
-        replies, confirmed = await self._send_with_retry(
-            connections, [call.packed for call in calls], deadline, confirm
-        )
+        script, confirm, known_scripts = calls[0].script, calls[0].confirm, connections.server.known_scripts
+        packed = [call.packed for call in calls]
+        if script.name not in known_scripts:  # a promoted replica knows no script: the text saves a round trip
+            packed[0] = as_eval(script, packed[0])
+        replies, confirmed = await self._send_with_retry(connections, packed, deadline, confirm)
+        known_scripts.add(script.name)
         unknown = [n for n, reply in enumerate(replies) if is_error_reply(reply, "NOSCRIPT")]
         if unknown:
             first, *rest = [calls[n].packed for n in unknown]

@@ -85,6 +85,7 @@ class RedisEndpoint:
     ) -> None:
         self.address, self._tls, self._password, self._allow_eviction = address, tls, password, allow_eviction
         self.settings: ServerSettings | None = None  # None: not read yet
+        self.known_scripts = set[str]()  # names of scripts whose text was sent with a batch
         sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
         sign_in += [("SELECT", str(database))] if database else []
         self._sign_in = b"".join(encode_command(*command) for command in sign_in)
