@@ -13,12 +13,12 @@ import pytest
 
 from harness.servers.process import descendants
 from harness.servers.redis import RedisServer
-from leasehold.cli.demo import NAMES, load_demo
+from leasehold.cli.demo import NAMES, DemoResult, load_demo, thundering_herd
 from leasehold.cli.demo.runner import DemoRunner, WorkerProcess
 
 EXPECTED = {  # what each demo shows without the fix, and with it
     "zombie": (lambda facts: facts["sold"] == 2, lambda facts: facts["sold"] == 1 and facts["refused"]),
-    "lost-update": (lambda facts: facts["lost"] > 0, lambda facts: facts["lost"] == 0),
+    "race": (lambda facts: facts["lost"] > 0 and facts["naively_lost"] > 0, lambda facts: facts["lost"] == 0),
     "deadlock": (lambda facts: facts["stuck"] == 2, lambda facts: facts["stuck"] == 0),
     "expired-lease": (
         lambda facts: facts["overlap"] > 0,
@@ -187,9 +187,32 @@ def test_demo_without_name_runs_what_it_can_on_a_base_install(shell, hide_redis)
     assert reports.keys() == set(NAMES) - {"failover", "partition"}
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("size", [50, 500])
+def test_herd_of_smallest_and_largest_size_behaves_as_expected(shell, size):
+    code, report, errors = run_demo(shell, "thundering-herd", "--size", str(size))
+    assert (code, report["as_expected"], errors) == (0, True, ""), report
+    assert (report["without"]["served"], report["with"]["served"]) == (size, size)
+
+
+@pytest.mark.parametrize("size", ["49", "501"])
+def test_herd_of_another_size_is_refused(shell, size):
+    done = shell("demo", "thundering-herd", "--size", size)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "50<=x<=500" in done.stderr
+
+
+def test_herd_starts_again_when_no_caller_was_overtaken_by_chance(monkeypatch):
+    """In one of a hundred runs of 50 pollers, the order of arrival is also the order in which they are served."""
+    results = iter([DemoResult(False, "", {"overtaken": 0}), DemoResult(True, "", {"overtaken": 3})])
+    monkeypatch.setattr(thundering_herd, "_run_once", lambda *_: (next(results), 0.0))
+    with DemoRunner("thundering-herd", None, lambda *_: None, size=50, verbose=False) as runner:
+        assert thundering_herd.run(runner, fixed=False).as_expected
+
+
 def test_demo_whose_fix_does_not_work_exits_with_1(shell):
     """With `memory://`, processes do not exclude each other, so the lock fixes nothing."""
-    done = shell("-o", "json", "-u", "memory://x", "demo", "lost-update")
+    done = shell("-o", "json", "-u", "memory://x", "demo", "race")
     assert (done.returncode, json.loads(done.stdout)["as_expected"]) == (1, False)
 
 

@@ -29,7 +29,7 @@ class Demo(Protocol):
     def run(self, runner: DemoRunner, fixed: bool) -> DemoResult: ...
 
 
-NAMES: Final = ("zombie", "lost-update", "deadlock", "expired-lease", "thundering-herd", "failover", "partition")
+NAMES: Final = ("zombie", "race", "deadlock", "expired-lease", "thundering-herd", "failover", "partition")
 
 
 def load_demo(name: str) -> Demo:

@@ -22,7 +22,7 @@ leasehold demo zombie            a paused holder sells the last teapot a second 
 leasehold demo failover          Redis forgets a lock in a failover; needs redis-server
 leasehold demo partition         a holder is cut off by the network; needs redis-server, or -u URL
 leasehold demo                   all that can run here
-leasehold -o json demo lost-update | jq .with
+leasehold -o json demo race | jq .with
 """
 
 # Raises `ConfigError` if a demo cannot run here, or not on the engine of this URL; the others need only the base

@@ -75,9 +75,12 @@ ROLES: Final = {"crowd": crowd}
 def run(runner: DemoRunner, fixed: bool) -> DemoResult:
     for _ in range(_MAX_RUNS):
         result, stalled = _run_once(runner, fixed)
-        if result.as_expected or stalled < _STALL_LIMIT:
+        if result.as_expected or (fixed and stalled < _STALL_LIMIT):
             break
-        runner.log(f"a process did not run for {stalled:.1f} s, so that its waiters were passed over: starting again")
+        if fixed:
+            runner.log(f"a process did not run for {stalled:.1f} s, so its waiters were passed over: starting again")
+        else:
+            runner.log("by chance no caller was overtaken: starting again")
     return result
 
 
