@@ -348,6 +348,27 @@ def test_lease_granted_while_releases_are_retried_is_renewed(bench, wait_until) 
     assert leases[0].state == "HELD"
 
 
+def test_call_of_watchdog_ends_before_lease_granted_during_call_before(bench, wait_until) -> None:
+    client, call = bench.client(), bench.transport.call
+    lock, leases, deadlines = client.lock("b", ttl=30, max_hold=1), [], []
+
+    def grant_during_renewal(verb: str, args: tuple[object, ...], deadline: float) -> object:
+        if verb == "renew" and not leases:
+            leases.append(None)
+            leases[0] = lock.acquire()
+            probe.registry(client).retry_release(Claim("", "c", "", "f" * 32, Holder("stray"), 1000.0))
+        elif verb == "release":
+            deadlines.append(deadline)
+        return call(verb, args, deadline)
+
+    first = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: probe.watchdog(client)._renewals)
+    bench.transport.call = grant_during_renewal
+    bench.clock.advance(probe.next_renewal(first) - bench.clock.at)
+    wait_until(lambda: deadlines)
+    assert deadlines[0] < leases[0]._validity.valid_until
+
+
 def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
     from leasehold.client import lease_document
     from leasehold.model import Claim, Holder

@@ -280,6 +280,7 @@ class Watchdog:
     def _deadline(self, runtime: Runtime, after_failure: bool = False) -> float:
         """The deadline of a call. `after_failure`: a retry may exceed a third of the shortest ttl, so that a slow
         engine costs a lease one try, not its life."""
+        self._take_new_leases()  # a call must not outlast a lease that was granted during the call before
         now = runtime.now()
         slow = self._last_answer is None or timing.is_slow(self._last_answer, self.shortest_ttl)
         latest = timing.renewal_deadline(now, self._next_expiry_at(), self._call_timeout, slow)
@@ -386,7 +387,6 @@ class Watchdog:
                     return
             if self._registry.pending_releases.get(id_hash) is pending:  # not scheduled again meanwhile
                 self._registry.pending_releases.pop(id_hash, None)
-            self._take_new_leases()
             if min(self._next_renewal_at(), self._next_expiry_at()) <= runtime.now():
                 return  # thousands of releases must not cost a lease: the next run goes on with them
         self._release_failures, self._next_release_retry_at = 0, 0.0
