@@ -162,7 +162,19 @@ def run_page(page: Path, folder: Path) -> Iterator[str]:
     for block in tests:
         (folder / f"test_line_{block.line}.py").write_text(block.padded, encoding="utf-8")
     if tests:
-        done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", ".", folder=folder)
+        done = run_python(
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:schemathesis",
+            ".",
+            folder=folder,
+        )
         if done.returncode:
             yield f"{page.name}: {done.stdout}{done.stderr}"
 
@@ -200,7 +212,7 @@ def run_python(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
 
 

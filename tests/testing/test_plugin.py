@@ -10,7 +10,7 @@ pytest_plugins = ("pytester",)
 INI = """
 [pytest]
 filterwarnings = error
-addopts = --strict-markers -p no:cacheprovider
+addopts = --strict-markers -p no:cacheprovider -p no:schemathesis -p no:hypothesispytest
 """
 
 
@@ -20,7 +20,7 @@ def run_user_tests(pytester):
 
     def run(text, *args, **outcomes):
         pytester.makepyfile(text)
-        result = pytester.runpytest_subprocess(*args, timeout=120)
+        result = pytester.runpytest_subprocess(*args, timeout=280)
         if outcomes:
             result.assert_outcomes(**outcomes)
         return result
@@ -178,3 +178,78 @@ def test_every_testing_name_is_exported():
         assert getattr(testing, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         testing.nonsense  # noqa: B018
+
+
+ONCE = """
+    import os, time
+    from pathlib import Path
+    import leasehold, pytest
+
+    FOLDER = Path({folder!r})
+
+    def note(text):
+        with open(FOLDER / "log", "a") as file:
+            file.write(text + chr(10))
+
+    def prepare(size):
+        note(f"prepared {{os.getpid()}}")
+        return {{"rows": size}}
+
+    def fail():
+        note("failed")
+        raise ValueError("no disk")
+
+    @pytest.fixture(scope="session")
+    def database(leasehold_once):
+        return leasehold_once("database", prepare, 7)
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_prepared(database, number):
+        note(f"test {{os.getpid()}}")
+        assert database == {{"rows": 7}}
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_failure(leasehold_once, number):
+        with pytest.raises((ValueError, leasehold.RunFailed), match="no disk"):
+            leasehold_once("broken", fail)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2", "--dist", "each")], ids=["one process", "two workers"])
+def test_leasehold_once_runs_once_and_reports_failure_to_all(run_user_tests, tmp_path, options):
+    workers = 2 if options else 1
+    run_user_tests(ONCE.format(folder=str(tmp_path)), *options, passed=8 * workers)
+    notes = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
+    assert [notes.count(kind) for kind in ("prepared", "failed", "test")] == [1, 1, 4 * workers]
+
+
+@pytest.mark.extended
+def test_leasehold_once_runs_again_in_the_next_test_run(run_user_tests, tmp_path):
+    for _ in range(2):
+        base = f"--basetemp={tmp_path / 'base'}"
+        run_user_tests(ONCE.format(folder=str(tmp_path)), "-k", "prepared", "-n", "1", base, passed=4)
+    assert (tmp_path / "log").read_text().count("prepared") == 2
+
+
+@pytest.mark.extended
+def test_leasehold_once_is_repeated_by_another_worker_after_a_kill(run_user_tests, tmp_path):
+    text = """
+        import os
+        from pathlib import Path
+
+        FOLDER = Path({folder!r})
+
+        def prepare():
+            try:
+                (FOLDER / "first").touch(exist_ok=False)
+            except FileExistsError:
+                return "prepared"
+            os.kill(os.getpid(), 9)
+
+        def test_a(leasehold_once):
+            assert leasehold_once("database", prepare) == "prepared"
+
+        test_b = test_c = test_d = test_a
+    """
+    result = run_user_tests(text.format(folder=str(tmp_path)), "-n", "2")
+    result.assert_outcomes(passed=3, failed=1)  # xdist reports the test of the killed worker as failed

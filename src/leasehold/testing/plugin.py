@@ -10,14 +10,15 @@
     leasehold_client         a `Client` on a memory engine private to this test
     leasehold_async_client   an `AsyncClient` on the same engine; works with any plugin that runs async tests
     leasehold_clock          the clock of both, of the engine and of the watchdogs: see `Clock`
+    leasehold_once           `leasehold_once(name, fn)` runs `fn` once per test run, in one worker of pytest-xdist
 
 pytest loads this in every run where Leasehold is installed, so everything else is imported when a fixture is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import pytest
 
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
     from leasehold import AsyncClient, Client
     from leasehold.engines.base import Opener
     from leasehold.testing.clock import Clock
+
+T = TypeVar("T")
+
+_ONCE_TTL: Final = 15.0  # seconds after which another worker takes over from one that was killed
+
+
+class RunOnce(Protocol):
+    """What the fixture `leasehold_once` gives."""
+
+    def __call__(self, name: str, fn: Callable[..., T], /, *args: Any) -> T: ...
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,3 +91,26 @@ def leasehold_async_client(leasehold_clock: Clock, _leasehold_engine: Opener) ->
     yield client
     runtime.ended = True
     run_sync(client._core.close())
+
+
+@pytest.fixture(scope="session")
+def leasehold_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunOnce]:
+    """Run something once per test run, however many workers of pytest-xdist there are.
+
+    `leasehold_once(name, fn, *args)` calls `fn(*args)` in the worker that comes first; the others wait. All get its
+    result, through JSON. If `fn` raises, so do the calls in the other workers, with `RunFailed`. If the worker is
+    killed meanwhile, another one runs `fn` again, 15 seconds later. The workers must be on one machine.
+    """
+    from urllib.parse import quote
+
+    from leasehold import Client
+
+    folder, run = tmp_path_factory.getbasetemp(), ""
+    if worker := getattr(request.config, "workerinput", None):
+        folder, run = folder.parent, worker["testrunuid"]  # a folder of all workers, perhaps of several runs
+    with Client(f"sqlite://{quote(str(folder))}/leasehold-once.db", ttl=_ONCE_TTL) as client:
+
+        def run_once(name: str, fn: Callable[..., T], /, *args: Any) -> T:
+            return client.once(f"{run}:{name}", fn, *args, on_failure="keep")
+
+        yield run_once
