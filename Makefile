@@ -81,6 +81,13 @@ lab: $(VENV)/.installed servers ## the fault lab, for docs/reliability.md: all c
 docs: $(VENV)/.installed ## run the snippets of the docs and compare their generated tables
 	$(PY) -m pytest tests/docs $(ARGS)
 
+.PHONY: examples
+examples: $(VENV)/.installed ## run the programs in examples/
+	@for example in examples/*.py examples/*.sh; do \
+	    echo "$$example"; PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; \
+	    case $$example in *.py) python $$example;; *) sh $$example;; esac || exit 1; \
+	done
+
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 .PHONY: check
