@@ -85,6 +85,7 @@ def is_responsive(client: Client) -> bool:
     return True
 
 
+@pytest.mark.extended  # it starts three servers again
 def test_restart_of_the_whole_ensemble_keeps_leases(three_servers, url_of, client_pair, wait_until) -> None:
     url = url_of(*three_servers.members, session=10)
     with Client(url, call_timeout=20) as one, Client(url, call_timeout=20) as two:

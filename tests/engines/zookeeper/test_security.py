@@ -136,6 +136,7 @@ def tls_address(certificates) -> Iterator[str]:
     server.kill()
 
 
+@pytest.mark.extended  # a server of its own, and the keys for it
 def test_tls_works_with_a_client_certificate(tls_address, certificates) -> None:
     tls_options = f"tls=yes&ca={certificates}/ca.pem&cert={certificates}/client.crt&key={certificates}/client.key"
     with Client(f"zookeeper://{tls_address}/a?{tls_options}", call_timeout=60) as client:

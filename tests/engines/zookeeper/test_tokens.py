@@ -170,6 +170,7 @@ def start_server_near_last_sequence(count: int) -> Zookeeper:
     return server.start()
 
 
+@pytest.mark.extended  # seconds of a processor
 def test_real_queue_at_its_last_sequence_numbers_drains_and_restarts(session_of) -> None:
     server = start_server_near_last_sequence(2**31 - 10**6 - 5)
     try:
