@@ -30,7 +30,7 @@ def test_lease_that_expires_is_shown_as_lost_with_the_next_token(server, name, n
     assert older["ended_at"] < newer["granted_at"] + 10
     (incident,) = incidents(server, name)
     assert (incident["kind"], incident["token"], incident["token_after"]) == ("lost", token, later)
-    assert incident["silent"] >= 1
+    assert incident["silent"] > 0  # less than the ttl by as much as that answer came later
     (wait,) = server.get(f"/v1/history?name={name}").json["waits"]
     assert (wait["holder"], wait["outcome"]) == ("next", "granted")
 
