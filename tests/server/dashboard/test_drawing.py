@@ -5,7 +5,7 @@ import re
 import pytest
 
 from leasehold.server.dashboard import charts, timeline, words
-from leasehold.server.dashboard.page_data import Steady
+from leasehold.server.dashboard.page_data import MAX_STEADY, Steady
 from leasehold.server.past import PastGrant, PastWait, Refusal, Renewal
 
 NOW = 1_794_840_000.0
@@ -120,3 +120,12 @@ def test_instant_that_trembles_stays_and_one_that_moves_is_followed():
     assert steady("ends", "f1", NOW + 0.2) == NOW
     assert steady("ends", "f2", NOW + 0.2) == NOW + 0.2
     assert steady("ends", "f1", NOW + 5) == NOW + 5
+
+
+def test_steady_times_are_bounded_and_those_in_use_are_kept():
+    steady = Steady()
+    for number in range(10 * MAX_STEADY):
+        steady("ends", f"gone-{number}", NOW)
+        if number % 100 == 0:  # a page that stays open
+            assert steady("ends", "f1", NOW + 0.2 * (number % 200 > 0)) == NOW
+        assert len(steady._known) + len(steady._before) <= 2 * MAX_STEADY

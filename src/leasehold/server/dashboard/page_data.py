@@ -26,6 +26,7 @@ HOUR: Final = 3600.0
 NO_PAST: Final = NamePast([], [])
 DAY: Final = 24 * HOUR
 _STATS_AGE: Final = 2.0  # seconds that the statistics of an hour are shown again
+MAX_STEADY: Final = 5_000  # times that are kept stable: so many at least, twice as many at most
 _JITTER: Final = 0.3  # seconds by which two pictures may differ about the same instant
 
 
@@ -76,19 +77,21 @@ class Row(NamedTuple):
 
 class Steady:
     """Keeps times stable that are computed again from each picture: a part of a page must change only if what it shows
-    has changed."""
+    has changed. What no page shows any more is forgotten when enough others were shown."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], float] = {}
+        self._before: dict[tuple[str, str], float] = {}  # what was known before the last time that many were
 
     def __call__(self, kind: str, fingerprint: str, at: float) -> float:
-        known = self._known.get((kind, fingerprint))
-        if known is not None and abs(known - at) < _JITTER:
-            return known
-        if len(self._known) > 50_000:  # forgetting costs one frame
-            self._known.clear()
-        self._known[kind, fingerprint] = at
-        return at
+        key = kind, fingerprint
+        known = self._known.get(key) or self._before.get(key)
+        if known is None or abs(known - at) >= _JITTER:
+            known = at
+        if len(self._known) >= MAX_STEADY:
+            self._before, self._known = self._known, {}
+        self._known[key] = known
+        return known
 
 
 class Memory:
