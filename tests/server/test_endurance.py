@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import json
 import os
 import random
@@ -9,8 +11,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import pytest
@@ -18,6 +23,7 @@ import pytest
 from harness.rigs.redis import single_server
 from harness.servers.http_load import Connection, connections, http_request, resident_bytes, run_requests
 from harness.servers.lock_server import LockServer
+from leasehold import AsyncClient, LeaseState, NotAcquired
 from leasehold.server.app import ROUTES
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.timing import check_elapsed
@@ -253,3 +259,129 @@ def test_memory_of_a_server_does_not_grow_with_its_work():
         grown = resident_bytes(server.pid) - before
     print(f"{answered} requests, {grown / MIB:.1f} MiB more")
     assert grown < 10 * MIB
+
+
+class Usage(NamedTuple):
+    """What a process uses."""
+
+    mebibytes: float
+    files: int
+    threads: int
+
+    @classmethod
+    def of(cls, pid):
+        path = Path(f"/proc/{pid}")
+        return cls(resident_bytes(pid) / MIB, len(list((path / "fd").iterdir())), len(list((path / "task").iterdir())))
+
+
+class Soak:
+    """Callers of two servers: clients that acquire and renew, long-polls, and open tabs of the dashboard."""
+
+    def __init__(self, ports, seconds):
+        self.ports, self.ends = ports, time.monotonic() + seconds
+        self.holders = defaultdict(list)  # of each name, at this moment
+        self.overlaps, self.failures, self.done = [], [], Counter()
+
+    @contextmanager
+    def holding(self, name, is_trusted=lambda: True):
+        """`is_trusted`: whether this holder still believes that it holds the name."""
+        if any(each() for each in self.holders[name]):
+            self.overlaps.append(name)
+        self.holders[name].append(is_trusted)
+        yield
+        self.holders[name].remove(is_trusted)
+
+    @property
+    def goes_on(self):
+        return time.monotonic() < self.ends
+
+    async def client(self, number):
+        """Two clients for each name, at both servers. A lease is renewed about three times."""
+        ports = self.ports if number % 2 else self.ports[::-1]
+        rng = random.Random(number)
+        async with AsyncClient("http://" + ",".join(f"127.0.0.1:{port}" for port in ports), call_timeout=60) as client:
+            while self.goes_on:
+                try:
+                    async with client.lock(f"job/{number // 2}", ttl=6, wait=60) as lease:
+                        with self.holding(lease.name, lambda lease=lease: lease.state is not LeaseState.LOST):
+                            await asyncio.sleep(rng.uniform(1, 6))
+                            self.done["leases" if lease.state is LeaseState.HELD else "lost"] += 1
+                except NotAcquired:
+                    self.done["waits over"] += 1
+
+    def long_poll(self, number):
+        """Four callers for each name."""
+        name, ids, rng = f"poll/{number // 4}", random.Random(-number), random.Random(number)
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[number % 2], timeout=120)
+        with closing(connection):
+            while self.goes_on:
+                claim = {"name": name, "id": f"{ids.getrandbits(128):032x}"}
+                connection.request("POST", "/v1/acquire", json.dumps({**claim, "ttl": 60, "wait": 10}))
+                answer = connection.getresponse()
+                status, _ = answer.status, answer.read()
+                if status == 200:
+                    with self.holding(name):
+                        time.sleep(rng.uniform(0.5, 2))
+                    connection.request("POST", "/v1/release", json.dumps(claim))
+                    released = connection.getresponse()
+                    if not json.loads(released.read()).get("released"):
+                        self.failures.append((name, "its lease was over"))
+                    self.done["long-polls"] += 1
+                elif status != 409:
+                    self.failures.append((name, status))
+
+    def tab(self, number):
+        """A page that is open for a while, and then another."""
+        pages = ["page=overview", "page=locks", "page=owners", "page=locks&name=job/3", "page=incidents"]
+        turn = number
+        while self.goes_on:
+            connection = http.client.HTTPConnection("127.0.0.1", self.ports[number % 2], timeout=60)
+            closes_at = time.monotonic() + 15
+            with closing(connection):
+                connection.request("GET", f"/ui/stream?{pages[turn % len(pages)]}")
+                stream = connection.getresponse()
+                while self.goes_on and time.monotonic() < closes_at and (line := stream.readline()):
+                    self.done["frames"] += line == b"event: frame\n"
+            turn += 1
+
+    async def run(self, pids):
+        """What each of these processes used, every few seconds."""
+        samples = [[] for _ in pids]
+
+        async def measure():
+            while self.goes_on:
+                for found, pid in zip(samples, pids, strict=True):
+                    found.append(Usage.of(pid))
+                await asyncio.sleep(min(5.0, max(0.1, (self.ends - time.monotonic()) / 10)))
+
+        with ThreadPoolExecutor(30) as threads:
+            loop = asyncio.get_running_loop()
+            polls = [loop.run_in_executor(threads, self.long_poll, number) for number in range(20)]
+            tabs = [loop.run_in_executor(threads, self.tab, number) for number in range(6)]
+            await asyncio.gather(measure(), *[self.client(number) for number in range(50)], *polls, *tabs)
+        return samples
+
+
+@pytest.mark.faults
+def test_two_servers_use_no_more_after_ten_minutes_of_mixed_work():
+    """50 clients, 20 long-polls and 6 tabs: memory, open files and threads stay, and no name has two holders."""
+    seconds = float(os.environ.get("LEASEHOLD_SOAK", "600"))
+    url = f"redis://127.0.0.1:{single_server()[0].port}"
+    with started(url) as first, started(url, "--peers", f"http://127.0.0.1:{first.port}") as second:
+        soak = Soak([first.port, second.port], seconds)
+        samples = asyncio.run(soak.run([first.pid, second.pid]))
+    assert not soak.overlaps
+    assert not soak.failures
+    for found in samples:
+        warm = found[len(found) // 4 :]
+        third = len(warm) // 3
+        early, late = (
+            Usage(*map(statistics.median, zip(*part, strict=True))) for part in (warm[:third], warm[-third:])
+        )
+        print(f"{early} -> {late}, most {Usage(*map(max, zip(*found, strict=True)))}, {dict(soak.done)}")
+        assert late.mebibytes < early.mebibytes + 5
+        assert late.files <= early.files + 10
+        assert late.threads <= early.threads + 2
+    assert soak.done["leases"] > seconds
+    assert soak.done["long-polls"] > seconds / 2
+    assert soak.done["frames"] > seconds / 10
