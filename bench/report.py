@@ -8,6 +8,7 @@ their stored results.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -50,7 +51,9 @@ def main() -> None:
     results: dict[str, Any] = json.loads(RESULTS_FILE.read_text(encoding="utf-8")) if RESULTS_FILE.exists() else {}
     for name in chosen:
         print(f"measuring {name} ...", file=sys.stderr)
-        results[name] = {"date": date.today().isoformat(), **run_table(name)}
+        measured = run_table(name)
+        load = round(os.getloadavg()[2])  # of the last 15 minutes: a table takes about as long
+        results[name] = {"date": date.today().isoformat(), "load": load, **measured}
         RESULTS_FILE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     RESULTS_PAGE.write_text(page(results), encoding="utf-8")
 
@@ -60,7 +63,8 @@ def page(results: dict[str, Any]) -> str:
     PLOTS.mkdir(exist_ok=True)
     sections = ["# Results\n\nBy `make bench ARGS=report`.\n", READING, machine()]
     for name in (name for name in TABLES if name in results):
-        sections.append(f"## {name}\n\nOf {results[name]['date']}.\n")
+        load = f", at a load average of {results[name]['load']}" if "load" in results[name] else ""
+        sections.append(f"## {name}\n\nOf {results[name]['date']}{load}.\n")
         for number, part in enumerate(map(part_from_json, results[name]["parts"])):
             if isinstance(part, Table):
                 plot = PLOTS / f"{name}-{number}.svg"

@@ -39,7 +39,10 @@ VERBS: Final = 2_000  # of one case in one round
 PAIRS: Final = 200
 WAITERS: Final = 10_000
 WAITED_NAMES: Final = 100
+STEP: Final = 500  # that queue before the next do
+FILL_SECONDS: Final = 120.0  # in which all queue
 IDLE_SECONDS: Final = 15.0  # longer than the interval at which waiters re-check
+IDLE_SLICES: Final = 3  # in each of which no waiter expires
 NO_LIMITS: Final = ("--limits-calls", "1000000", "--limits-calls-per-namespace", "0")
 
 _NUMBERS: Final = itertools.count()
@@ -235,65 +238,102 @@ def _hand_offs(stack: ExitStack, url: str) -> Callable[[int], None]:
 
 
 def waiters() -> Notes:
-    lines = []
-    for how, wait in (("stream", _wait_by_stream), ("long-poll", _wait_by_long_poll)):
-        flags = [*NO_LIMITS, "--limits-connections", str(WAITERS + 100), "--limits-wait", "600"]
-        with started(LockServer("memory://", *flags)) as server, connections(server.port, 1) as (first,):
-            for number in range(WAITED_NAMES):
-                body = {"name": f"orders/{number}", "id": f"{number:032x}", "ttl": 3600}
-                first.ask(http_request("/v1/acquire", json.dumps(body).encode()))
-            before = resident_bytes(server.pid)
-            with wait(server, first):
-                _await_parked(server)
-                grown = resident_bytes(server.pid) - before
-                used = cpu_seconds(server.pid)
-                time.sleep(IDLE_SECONDS)
-                share = (cpu_seconds(server.pid) - used) / IDLE_SECONDS
-            lines.append(
-                f"by {how}: {grown / WAITERS / 1024:.1f} KiB each, {grown >> 20} MiB in all; "
-                f"{share:.1%} of a core while nothing happens"
-            )
-    return Notes(f"{WAITERS:,} waiters for {WAITED_NAMES} names, memory behind the server", lines)
+    lines = [_waiters_by("stream", _ByStream), _waiters_by("long-poll", _ByLongPoll)]
+    return Notes(f"waiters for {WAITED_NAMES} names, memory behind the server", lines)
 
 
-@contextmanager
-def _wait_by_stream(server: LockServer, connection: Connection) -> Iterator[None]:
-    stream = Connection(server.port)
-    try:
-        stream.sock.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: localhost\r\nLeasehold-Client: bench\r\n\r\n")
-        for start in range(0, WAITERS, 100):
-            claims = [
-                {"name": f"orders/{number % WAITED_NAMES}", "id": f"{1000 + number:032x}", "ttl": 60, "queue": True}
-                for number in range(start, start + 100)
-            ]
-            body = json.dumps([{"do": "attempt", "claim": claim} for claim in claims]).encode()
-            connection.ask(http_request("/v1/calls", body, "Leasehold-Client: bench"))
-        yield
-    finally:
-        stream.close()
+def _waiters_by(how: str, kind: type[_ByStream | _ByLongPoll]) -> str:
+    """They queue step by step. On a machine too busy to queue all in time there are fewer: the line says how many."""
+    flags = [*NO_LIMITS, "--limits-connections", str(WAITERS + 100), "--limits-wait", "600"]
+    with started(LockServer("memory://", *flags)) as server, connections(server.port, 1) as (first,):
+        for number in range(WAITED_NAMES):
+            body = {"name": f"orders/{number}", "id": f"{number:032x}", "ttl": 3600}
+            first.ask(http_request("/v1/acquire", json.dumps(body).encode()))
+        before, until = resident_bytes(server.pid), time.monotonic() + FILL_SECONDS
+        with closing(kind(server)) as waiting:
+            count = 0
+            while count < WAITERS and time.monotonic() < until:
+                waiting.add(min(STEP, WAITERS - count))
+                count = _await_parked(first, count + STEP, until)
+                print(f"by {how}: {count:,} of {WAITERS:,} wait", file=sys.stderr, flush=True)
+                waiting.beat()
+            grown, used = resident_bytes(server.pid) - before, 0.0
+            for _ in range(IDLE_SLICES):
+                waiting.beat()
+                began = cpu_seconds(server.pid)
+                time.sleep(IDLE_SECONDS / IDLE_SLICES)
+                used += cpu_seconds(server.pid) - began
+    return (
+        f"{count:,} by {how}: {grown / count / 1024:.1f} KiB each, {grown >> 20} MiB in all; "
+        f"{used / IDLE_SECONDS:.1%} of a core while nothing happens"
+    )
 
 
-@contextmanager
-def _wait_by_long_poll(server: LockServer, _connection: Connection) -> Iterator[None]:
-    with ExitStack() as stack:
-        for number in range(WAITERS):
-            connection = stack.enter_context(closing(Connection(server.port)))
-            body = {"name": f"orders/{number % WAITED_NAMES}", "id": f"{1000 + number:032x}", "ttl": 60, "wait": 600}
+def _claim(number: int) -> dict[str, object]:
+    return {"name": f"orders/{number % WAITED_NAMES}", "id": f"{1000 + number:032x}", "ttl": 60}
+
+
+class _ByStream:
+    """Waiters of one client, which the server wakes by its stream."""
+
+    def __init__(self, server: LockServer) -> None:
+        self._stream, self._connection = Connection(server.port), Connection(server.port)
+        self._claims: list[dict[str, object]] = []
+        self._beat_at = time.monotonic()
+        self._stream.sock.sendall(b"GET /v1/stream HTTP/1.1\r\nHost: localhost\r\nLeasehold-Client: bench\r\n\r\n")
+
+    def add(self, count: int) -> None:
+        for _ in range(0, count, 100):
+            more = [{**_claim(len(self._claims) + number), "queue": True} for number in range(100)]
+            self._ask([{"do": "attempt", "claim": claim} for claim in more])
+            self._claims += more
+            self.beat()
+
+    def beat(self) -> None:
+        """Keep all in their queues, as their client does every 5 s."""
+        if time.monotonic() > self._beat_at + 4:
+            for start in range(0, len(self._claims), 500):
+                self._ask([{"do": "renew", "claims": self._claims[start : start + 500]}])
+            self._beat_at = time.monotonic()
+
+    def _ask(self, calls: list[dict[str, object]]) -> None:
+        self._connection.ask(http_request("/v1/calls", json.dumps(calls).encode(), "Leasehold-Client: bench"))
+
+    def close(self) -> None:
+        self._stream.close()
+        self._connection.close()
+
+
+class _ByLongPoll:
+    """Waiters with a request each, which the server keeps in their queues."""
+
+    def __init__(self, server: LockServer) -> None:
+        self._port = server.port
+        self._opened: list[Connection] = []
+
+    def add(self, count: int) -> None:
+        for _ in range(count):
+            connection = Connection(self._port)
+            body = {**_claim(len(self._opened)), "wait": 600}
+            self._opened.append(connection)
             connection.send(http_request("/v1/acquire", json.dumps(body).encode()))
-        yield
+
+    def beat(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        for connection in self._opened:
+            connection.close()
 
 
-def _await_parked(server: LockServer) -> None:
-    """Until all waiters are in their queues."""
-    end = time.monotonic() + 120
-    with connections(server.port, 1) as (connection,):
-        while True:
-            page = connection.ask(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            if b'kind="parked"} %d.0\n' % WAITERS in page:
-                return
-            if time.monotonic() > end:
-                raise AssertionError("the waiters did not queue in time")
-            time.sleep(0.1)
+def _await_parked(connection: Connection, wanted: int, until: float) -> int:
+    """How many are in their queues: `wanted`, or fewer when the time is over."""
+    while True:
+        page = connection.ask(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        count = int(float(page.partition(b'kind="parked"} ')[2].split(b"\n", 1)[0]))
+        if count >= min(wanted, WAITERS) or (count and time.monotonic() > until):
+            return count
+        time.sleep(0.2)
 
 
 @contextmanager
