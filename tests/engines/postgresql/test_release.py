@@ -32,7 +32,7 @@ class BackgroundCall:
         self._thread.start()
 
     def result(self) -> Any:
-        self._thread.join(20)
+        self._thread.join(60)
         assert self._results, "the call has not ended, or it failed"
         return self._results[0]
 
@@ -174,9 +174,13 @@ _PAUSE_LOCK = 4711
 
 _PAUSING_CLOCK = f"""
 create or replace function {{s}}.lh_now_v1() returns bigint language plpgsql volatile cost 100000 as $$
+declare
+    _lock_timeout text := current_setting('lock_timeout');
 begin
     if current_setting('application_name') = 'slow' then
+        perform set_config('lock_timeout', '0', true);  -- else the pause would end after 100 ms
         perform pg_advisory_xact_lock_shared({_PAUSE_LOCK});
+        perform set_config('lock_timeout', _lock_timeout, true);
     end if;
     return (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 end $$
@@ -215,7 +219,7 @@ def test_contested_release_locks_no_row_while_waiting_for_the_bucket(
     held, other = slow_driver.acquire(slow_driver.claim()), make_driver(database.url())
     row = f"select 1 from \"{database.schema}\".lh_grant where name = 'job' for no key update nowait"
     with database.server.connect() as session, session.transaction():
-        with paused(database, wait_until, lambda: BackgroundCall(lambda: slow_driver.release(held))) as release_call:
+        with paused(database, wait_until, lambda: BackgroundCall(lambda: slow_driver.release(held, 60.0))) as release_call:
             if comes == "a renewal":
                 other.renew(held)
             else:
@@ -234,7 +238,7 @@ def test_release_does_not_wait_for_a_concurrent_lease_check(database, make_drive
     neighbour = next(name for name in map(str, range(100_000)) if bucket(name) == bucket("job"))
     check = f'select "{database.schema}".lh_check_v1(%s, %s, %s)'
     with database.server.connect() as session, session.transaction():
-        with paused(database, wait_until, lambda: BackgroundCall(lambda: slow_driver.release(held))) as release_call:
+        with paused(database, wait_until, lambda: BackgroundCall(lambda: slow_driver.release(held, 60.0))) as release_call:
             assert session.execute(check, ("", "job", held.token)).fetchone() == (True,)
         assert release_call.result() is True
         assert isinstance(other.attempt(other.claim()), Busy), "the checked lease holds until the transaction ends"
