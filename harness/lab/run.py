@@ -44,6 +44,7 @@ class Contender:
         self.between = False  # it has read the account, and not begun to write
         self.long = False
         self.ready = False
+        self.reported_at = 0.0
         self._last = ""
         self.log = os.path.join(scratch(), "log")
         with open(self.log, "wb") as log:
@@ -63,7 +64,7 @@ class Contender:
             if not line.endswith(b"\n"):  # a kill cut it short
                 return
             at, number, what, *details = json.loads(line)
-            self.ready = True
+            self.ready, self.reported_at = True, at
             if what == "asks":
                 self.cycle += 1
             elif what == "holds":
@@ -181,10 +182,11 @@ class Run:
         raise NotGranted(f"{chosen.name} was not granted the lock for {_DEADLINE:.0f} s")
 
     def kill(self, contender: Contender) -> None:
-        """SIGKILL it."""
+        """SIGKILL it. Its end is reported late: by then the next contender may hold the lock."""
+        killed_at = now()
         contender.kill()
         self.contenders.remove(contender)
-        self.recording.crashes.append((now(), contender.name))
+        self.recording.crashes.append((max(killed_at, contender.reported_at), contender.name))
 
     @contextmanager
     def pause(self, contender: Contender) -> Iterator[None]:

@@ -15,6 +15,7 @@ from harness.rigs import with_own_server
 from leasehold import Client, Holding
 from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 from tests.support.child_process import Child
 from tests.support.paths import SUPPORT
 
@@ -85,7 +86,8 @@ def wait_gone(client: Client, child: Child) -> None:
 def check_kept(client: Client, child: Child, token: int) -> None:
     """The child's own lease is untouched."""
     assert [(held.name, held.token) for held in holdings_of(client, child, "held")] == [("kept", token)]
-    assert client.lock("kept").try_acquire() is None
+    if probe.config(client).scheme != "sqlite":  # which frees the names of a process that has ended
+        assert client.lock("kept").try_acquire() is None
 
 
 def skip_without_queue(client: Client) -> None:
