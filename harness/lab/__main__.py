@@ -113,7 +113,8 @@ def run_cell(arguments: argparse.Namespace) -> int:
 
 def isolate(setup: type[Setup], needs: frozenset[str]) -> None:
     """Start over in namespaces of its own, where the fault needs them: small disks, hosts that can be partitioned."""
-    flags = ["-m"] if "disk" in needs else ["-n", "-m"] if "hosts" in needs and setup.on_hosts else []
+    apart = "sites" in needs or ("hosts" in needs and setup.on_hosts)
+    flags = ["-m"] if "disk" in needs else ["-n", "-m"] if apart else []
     if not flags or _ISOLATED in os.environ:
         return
     if os.getuid() != 0 or subprocess.run(["unshare", *flags, "true"], check=False).returncode:  # noqa: S607
@@ -130,7 +131,8 @@ def explain(arguments: argparse.Namespace, verdict: Verdict) -> None:
         f"  {verdict.faults} faults, {verdict.operations} operations, {verdict.grants} grants, {verdict.refusals} "
         f"refusals, {verdict.stale} stale accesses refused, {verdict.lost_updates} updates lost\n"
         f"  {verdict.losses} leases lost, {verdict.overlaps} times two holders, longest gap without a holder "
-        f"{verdict.longest_gap} s, requests per grant {verdict.requests_per_grant or '-'}"
+        f"{verdict.longest_gap} s (refused meanwhile: {verdict.refused_in_gap}), requests per grant "
+        f"{verdict.requests_per_grant or '-'}"
     )
     for text in (*verdict.violations, *verdict.late):
         say(f"  {text}")

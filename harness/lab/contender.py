@@ -121,7 +121,7 @@ async def contend(client: Any, sleep: Callable[[float], Any], task: Task) -> Non
         try:
             lease = await maybe_await(client.lock(NAME).acquire(wait=wait))
         except LeaseholdError as error:
-            report("fails", type(error).__name__)
+            report("fails", type(error).__name__, getattr(error, "no_majority", False), str(error))
             await maybe_await(sleep(0.02))
             continue
         last_held_at = now()  # a lease that is lost by then was never trusted

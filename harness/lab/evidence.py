@@ -19,7 +19,7 @@ EVIDENCE: Final = Path(__file__).parents[2] / "docs" / "evidence" / "lab.json"
 Result = dict[str, Any]
 _FIGURES: Final = (
     *("operations", "grants", "refusals", "stale", "lost_updates", "overlaps", "losses", "longest_gap"),
-    *("longest_wait", "requests_per_grant", "faults", "violations", "late"),
+    *("refused_in_gap", "longest_wait", "requests_per_grant", "faults", "violations", "late"),
 )
 
 

@@ -48,8 +48,9 @@ def V(quote: str) -> Expectation:
 _FILE: Final = NotApplicable("there is no server between the contenders and the file")
 _NO_LOG: Final = NotApplicable("it writes nothing to the disk")
 _ONE: Final = NotApplicable("one server has no minority")
+_ONE_SITE: Final = NotApplicable("its servers decide at one site")
 _SAME: Final = NotApplicable("as without this setting")
-_ETCD_CLOCK: Final = NotApplicable("no clock that can be set decides anything, and none could be set for a Go program")
+_ETCD_CLOCK: Final = NotApplicable("no clock that can step decides anything, and none can be set for a Go program")
 
 _REDIS_RESTART: Final = V("**That a restart keeps a grant**, unless every commit is logged: see the settings below.")
 _REDIS_FAILOVER: Final = V(
@@ -100,12 +101,13 @@ TABLE: Final[dict[str, dict[str, Cell]]] = {
     "server-pause": row(S, sqlite=_FILE, sentinel=_REDIS_FAILOVER, redis_aof=_SAME, redlock_empty=_SAME),
     "all-restart": row(S, sqlite=_FILE, redis=_REDIS_RESTART, sentinel=_REDIS_RESTART, redlock_empty=_REDLOCK_DATA),
     "partition": row(S, sqlite=_FILE, sentinel=_REDIS_SPLIT, redis_aof=_SAME, redlock_empty=_SAME),
+    "site-cut": row(_ONE_SITE, redlock=S, zookeeper=S, etcd=S),
     "lost-answers": row(S, sqlite=_FILE, redis_aof=_SAME, redlock_empty=_SAME),
     "slow-network": row(S, sqlite=_FILE, redis_aof=_SAME, redlock_empty=_SAME),
     "jitter": row(S, sqlite=_FILE, redis_aof=_SAME, redlock_empty=_SAME),
     "clock-forward": row(S) | _CLOCKS,
     "clock-back": row(S) | _CLOCKS,
-    "clocks-apart": row(_ONE, redlock=S, zookeeper=S, etcd=_ETCD_CLOCK),
+    "clocks-apart": row(_ONE, redlock=S, zookeeper=S, etcd=S),
     "disk-full": row(S, redis=_NO_LOG, sentinel=_NO_LOG, redlock_empty=_NO_LOG),
     "crowd": row(S, redis_aof=_SAME, redlock_empty=_SAME),
 }

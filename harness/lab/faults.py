@@ -8,7 +8,7 @@ that of the crash that took the lock away, or the end of the fault. A new fault 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from harness.lab.contender import now
 from harness.lab.setups import restart
@@ -16,6 +16,7 @@ from harness.lab.soak import sample
 
 if TYPE_CHECKING:
     from harness.lab.run import Run
+    from harness.servers.sites import Site
 
 
 class Fault(NamedTuple):
@@ -35,7 +36,7 @@ class Fault(NamedTuple):
 
 def client_kill(run: Run) -> float:
     """SIGKILL the holder. Another contender takes its place."""
-    victim = run.long_holder(first=False)  # the first contender lives through the run
+    victim = run.long_holder(among=run.contenders[1:])  # the first contender lives through the run
     killed_at = now()
     run.kill(victim)
     run.start_contender()
@@ -115,6 +116,30 @@ def partition(run: Run) -> float:
         proxy.restore()
     setup.heal_partition()
     return now()
+
+
+def site_cut(run: Run) -> float:
+    """Cut off the site of the holder, then that of the leader. Contenders there learn why they are refused, the others
+    acquire the lock, and after the cut the contenders there acquire it again."""
+    sites = run.setup.sites
+    assert sites is not None
+    for chosen in ("holder", "leader"):
+        holder = run.long_holder()
+        site = cast("Site", holder.link.site if chosen == "holder" else run.setup.leader().netns_host)  # type: ignore[attr-defined]
+        there = [contender for contender in run.contenders if contender.link.site is site]
+        with run.silence(*there):
+            sites.cut(site)
+            cut_at = now()
+            run.report(f"{site.name}, the site of the {chosen}, is cut off")
+            run.sleep(2 * run.ttl)
+            run.await_told_no_majority(there, since=cut_at)
+            run.await_grant(now())
+            run.report(f"after {now() - cut_at:.0f} s refused there, granted elsewhere")
+        sites.heal()
+        healed_at = now()
+        run.long_holder(among=there)
+        run.report(f"{site.name} acquired the lock {now() - healed_at:.0f} s after the cut")
+    return healed_at
 
 
 # ------------------------------------------------------------------ the network
@@ -225,6 +250,7 @@ def soak(run: Run) -> float:
 _CLOCK: Final = frozenset({"clock"})
 _HOSTS: Final = frozenset({"hosts"})
 _DISK: Final = frozenset({"disk"})
+_SITES: Final = frozenset({"sites"})
 
 FAULTS: Final[dict[str, Fault]] = {
     "client-kill": Fault("the holder is killed", client_kill),
@@ -234,6 +260,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "server-pause": Fault("the leader is stopped past the ttl", server_pause),
     "all-restart": Fault("all servers are killed and started again", all_restart),
     "partition": Fault("the leader is cut off from the others", partition, _HOSTS),
+    "site-cut": Fault("one of three sites is cut off", site_cut, _SITES),
     "lost-answers": Fault("answers are lost, requests repeated", lost_answers),
     "slow-network": Fault("a second of delay on every request", slow_network, slow_ttl=8.0),
     "jitter": Fault("0 to 200 ms of delay, 2 s on every twentieth", jitter, slow_ttl=24.0),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -47,9 +47,10 @@ class Contender:
         self.reported_at = 0.0
         self._last = ""
         self.log = os.path.join(scratch(), "log")
+        command = [sys.executable, "-m", "harness.lab.contender", task.to_json()]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.lab.contender", task.to_json()],
+                link.site.netns_command(command) if link.site else command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -169,10 +170,9 @@ class Run:
         self.contenders.append(contender)
         return contender
 
-    def long_holder(self, *, first: bool = True) -> Contender:
-        """Let some contender acquire the lock for three ttls, and return it, between its read and its write. `first`:
-        it may be the first one."""
-        chosen = self.rng.choice(self.contenders if first else self.contenders[1:])
+    def long_holder(self, *, among: Sequence[Contender] = ()) -> Contender:
+        """Let some contender acquire the lock for three ttls, and return it, between its read and its write."""
+        chosen = self.rng.choice(among or self.contenders)
         end = time.monotonic() + _DEADLINE
         while time.monotonic() < end:
             chosen.order_long()
@@ -203,8 +203,10 @@ class Run:
     def silence(self, *contenders: Contender) -> Iterator[None]:
         """Meanwhile these contenders reach too few servers to be granted anything."""
         start, names = now(), frozenset(contender.name for contender in contenders)
-        yield
-        self.recording.silences.append(Silence(names, start, now()))
+        try:
+            yield
+        finally:
+            self.recording.silences.append(Silence(names, start, now()))
 
     def must_keep(self, contender: Contender) -> None:
         """What it holds at this moment must not be lost."""
@@ -227,6 +229,22 @@ class Run:
         except TimeoutError:
             raise NotGranted(f"the lock was not granted within {seconds:.0f} s after the fault") from None
         return next(at for at in list(self._granted_at) if at > since) - since
+
+    def await_told_no_majority(self, contenders: Sequence[Contender], since: float) -> None:
+        """Wait until each of them was refused because the servers that it reaches have no majority."""
+        names = {contender.name for contender in contenders}
+
+        def refusals() -> list[Event]:
+            return [event for event in list(self.recording.events) if event.what == "fails" and event.at > since]
+
+        try:
+            poll(lambda: names <= {event.process for event in refusals() if event.details[1]}, _DEADLINE, str)
+        except TimeoutError:
+            texts = [f"{event.process}: {event.details[2]}" for event in refusals() if event.process in names]
+            raise NotGranted(
+                f"not all of {', '.join(sorted(names))} learned within {_DEADLINE:.0f} s that there is no majority; "
+                f"their last refusals: {texts[-4:]}"
+            ) from None
 
     def await_all_ended(self) -> None:
         for contender in self.contenders:

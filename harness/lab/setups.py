@@ -16,7 +16,7 @@ from typing import ClassVar, Final, cast
 
 from harness.servers import fake_clock
 from harness.servers.etcd import Cluster, Etcd
-from harness.servers.hosts import EtcdMember, Host, ZookeeperMember, create_bridge
+from harness.servers.hosts import EtcdMember, Host, RedisNode, ZookeeperMember, create_bridge
 from harness.servers.lock_server import LockServer
 from harness.servers.machine import hosts
 from harness.servers.mysql import MariaDB
@@ -25,8 +25,12 @@ from harness.servers.process import Server, poll, scratch
 from harness.servers.proxy import Proxy
 from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer
 from harness.servers.redis_ha import SERVICE, SentinelServer
+from harness.servers.sites import Site, Sites, can_make_sites
 from harness.servers.zookeeper import Ensemble, Zookeeper
 
+SITES_TTL: Final = 6.0  # seconds, as is the next
+SITES_CALL_TIMEOUT: Final = 3.0
+SITES_ELECTION: Final = 2000  # milliseconds: etcd's election timeout, at least ten round trips between sites
 AOF_ALWAYS: Final = ("--appendonly", "yes", "--appendfsync", "always")
 _DISK: Final = 400  # MB of a small disk: etcd, PostgreSQL and MariaDB allocate their logs at the start
 
@@ -37,11 +41,13 @@ class CannotRun(Exception):
 
 @dataclass(slots=True)
 class Link:
-    """How one contender reaches the servers. `proxies`: one for each of `Setup.servers`; `others`: of its helpers."""
+    """How one contender reaches the servers. `proxies`: one for each of `Setup.servers`; `others`: of its helpers.
+    `site`: where the contender runs."""
 
     url: str
     proxies: list[Proxy]
     others: list[Proxy] = field(default_factory=list)
+    site: Site | None = None
 
     @property
     def all(self) -> list[Proxy]:
@@ -58,11 +64,18 @@ class Setup:
     min_slow_ttl: ClassVar[float] = 0.0  # in a slow network; with a shorter one leases are lost
     on_hosts: ClassVar[bool] = False  # a partition needs each server on a host of its own
     servers: Sequence[Server] = ()
+    sites: Sites | None = None
 
     def __init__(self, needs: frozenset[str] = frozenset()) -> None:
-        """`needs`: of the fault. `clock`: clocks that can be set. `disk`: a small disk. `hosts`: partitions."""
-        self.session = self.ttl  # of engines with sessions
+        """`needs`: of the fault. `clock`: clocks that can be set. `disk`: a small disk. `hosts`: partitions. `sites`: a
+        server in each of three sites."""
         self.disk = small_disk() if "disk" in needs else ""
+        if "sites" in needs:
+            if not can_make_sites():
+                raise CannotRun("needs root, namespaces and TUN devices, for sites of their own")
+            self.sites, self.ttl, self.call_timeout = Sites(), SITES_TTL, SITES_CALL_TIMEOUT
+        self.session = self.ttl  # of engines with sessions
+        self._linked = 0
 
     def start(self) -> None:
         for server in self.servers:
@@ -75,10 +88,22 @@ class Setup:
             server.kill()
         if self.disk:
             subprocess.run(["umount", "-l", self.disk], check=False)  # noqa: S607
+        if self.sites:
+            self.sites.close()
 
     def link(self) -> Link:
+        if self.sites:
+            return self._link_at_next_site(self.sites)
         proxies = [Proxy(server.port, getattr(server, "host", "127.0.0.1")) for server in self.servers]
         return Link(self.url(hosts(proxies)), proxies)
+
+    def _link_at_next_site(self, sites: Sites) -> Link:
+        """Contenders are at the sites by turns, without proxies. The server of its own site is first in the URL."""
+        site = sites.all[self._linked % len(sites.all)]
+        self._linked += 1
+        servers = [cast("EtcdMember", server) for server in self.servers]
+        nearest_first = sorted(servers, key=lambda server: server.netns_host is not site)
+        return Link(self.url(",".join(f"{server.host}:{server.port}" for server in nearest_first)), [], site=site)
 
     def url(self, addresses: str) -> str:
         raise NotImplementedError
@@ -204,13 +229,15 @@ class RedisAof(Redis):
 
 
 class Redlock(Redis):
-    """Five nodes that log every write."""
+    """Five nodes that log every write; one at each of three sites."""
 
     title, engine = "Redlock, 5 nodes", "redlock"
     options: ClassVar[Sequence[str]] = AOF_ALWAYS
 
     def __init__(self, needs: frozenset[str] = frozenset()) -> None:
         super().__init__(needs, count=5)
+        if self.sites:
+            self.servers = [RedisNode(site, *self.options) for site in self.sites.all]
 
     def minority(self) -> Sequence[Server]:
         return self.servers[:2]
@@ -320,13 +347,16 @@ class ThreeEtcd(Setup):
 
     def __init__(self, needs: frozenset[str] = frozenset()) -> None:
         super().__init__(needs)
-        if "clock" in needs:
-            raise CannotRun("etcd reads the clock without libc, so it cannot be set, and it only uses one that counts")
+        if "clock" in needs and os.getuid() != 0:
+            raise CannotRun("needs root, for time namespaces")
         self.cluster = Cluster(3)
         self.members: Sequence[Etcd] = self.cluster.members
         if "hosts" in needs:
             self.members = [EtcdMember(host, index) for index, host in enumerate(three_hosts())]
-            self.cluster.members[:] = self.members
+        if self.sites:
+            election = ("--election-timeout", str(SITES_ELECTION))
+            self.members = [EtcdMember(site, index, *election) for index, site in enumerate(self.sites.all)]
+        self.cluster.members[:] = self.members
         if self.disk:
             self.members[0].data = os.path.join(self.disk, "data")
         self.servers = self.members
@@ -336,6 +366,14 @@ class ThreeEtcd(Setup):
 
     def leader(self) -> Server:
         return self.cluster.leader()
+
+    def set_clocks(self, seconds: float, majority: bool) -> None:
+        """Only ahead, and by a restart: a Go program reads its clocks without libc, and those of a time namespace are
+        set before it starts."""
+        leader = self.cluster.leader()
+        leader.clock_ahead = int(seconds)
+        leader.kill()
+        restart(leader)
 
     def partition(self, minority: Sequence[Server]) -> None:
         cut_off(minority, self.servers, "add")
@@ -366,6 +404,8 @@ class ThreeZookeeper(Setup):
         self.ensemble = Ensemble({"tickTime": 2000 if "clock" in needs else 500}, environments)
         if "hosts" in needs:
             self.ensemble.members = [ZookeeperMember(host, index) for index, host in enumerate(three_hosts())]
+        if self.sites:
+            self.ensemble.members = [ZookeeperMember(site, index) for index, site in enumerate(self.sites.all)]
         if self.disk:
             self._move_to_disk(self.ensemble.members[0])
         self.servers = self.ensemble.members

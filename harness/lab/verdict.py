@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -60,6 +61,7 @@ class Verdict:
     overlaps: int  # times that two contenders held the lock, where the guarantees page says that it may happen
     losses: int  # leases that were lost
     longest_gap: float  # seconds without a holder
+    refused_in_gap: dict[str, int]  # how often acquires failed in that gap, by error
     longest_wait: float  # seconds from a fault, or its end, to the next holder
     requests_per_grant: float | None
     faults: int
@@ -92,6 +94,7 @@ def judge(recording: Recording, expectation: Expectation, *, plain: bool, call_t
         for wait in recording.waits
         if wait > expectation.within
     ]
+    gap_start, gap_end = _longest_gap(lock)
     return Verdict(
         operations=len(lock.calls()) + len(fence.calls()),
         grants=len(grants),
@@ -100,7 +103,10 @@ def judge(recording: Recording, expectation: Expectation, *, plain: bool, call_t
         lost_updates=lost_updates,
         overlaps=len(overlaps) if expectation.overlaps else 0,
         losses=len(losses),
-        longest_gap=round(_longest_gap(lock), 2),
+        longest_gap=round(gap_end - gap_start, 2),
+        refused_in_gap=dict(
+            Counter(event.details[0] for event in events if event.what == "fails" and gap_start < event.at < gap_end)
+        ),
         longest_wait=round(max(recording.waits, default=0.0), 2),
         requests_per_grant=round(recording.requests / len(grants), 1) if recording.requests and grants else None,
         faults=len(recording.waits),
@@ -163,11 +169,11 @@ def _late_refusals(recording: Recording, lock: History, call_timeout: float) -> 
                 yield f"{call.began.process} was refused after {took:.1f} s, promised: {waits + call_timeout:.1f} s"
 
 
-def _longest_gap(lock: History) -> float:
-    gap, until = 0.0, None
+def _longest_gap(lock: History) -> tuple[float, float]:
+    gap, until = (0.0, 0.0), None
     for hold in sorted(lock.holds(), key=lambda hold: hold.start):
-        if until is not None:
-            gap = max(gap, hold.start - until)
+        if until is not None and hold.start - until > gap[1] - gap[0]:
+            gap = until, hold.start
         until = max(until or 0.0, min(hold.end, 1e18))
     return gap
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from harness.servers.etcd import Etcd
 from harness.servers.process import scratch
+from harness.servers.redis import RedisServer
 from harness.servers.zookeeper import Zookeeper
 
 SUBNET: Final = "10.77.0"
@@ -21,9 +22,14 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)  # noqa: S607
 
 
-def create_bridge() -> None:
+def isolate_mounts() -> None:
+    """Keep the names of namespaces, which are files below /run, from the rest of the machine."""
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)  # noqa: S607
     subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)  # noqa: S607
+
+
+def create_bridge() -> None:
+    isolate_mounts()
     ip("link", "set", "lo", "up")
     ip("link", "add", "bridge", "type", "bridge")
     ip("addr", "add", f"{SUBNET}.1/24", "dev", "bridge")
@@ -58,8 +64,8 @@ class Host:
 class EtcdMember(Etcd):
     """One of three members, on its own host."""
 
-    def __init__(self, host: Host, index: int) -> None:
-        super().__init__(scratch(), 2379, [2380] * 3, index)
+    def __init__(self, host: Host, index: int, *options: str) -> None:
+        super().__init__(scratch(), 2379, [2380] * 3, index, *options)
         self.netns_host, self.host = host, host.address
 
     def command(self) -> list[str]:
@@ -67,7 +73,19 @@ class EtcdMember(Etcd):
         names = ",".join(f"e{index}=http://{SUBNET}.{index + 2}:2380" for index in range(3))
         arguments[arguments.index("--initial-cluster") + 1] = names
         arguments[arguments.index("--initial-cluster-token") + 1] = "partition"
-        return self.netns_host.netns_command(arguments)
+        # As etcd 3.5 does by itself: a member that was cut off does not cause an election when it is back.
+        return self.netns_host.netns_command([*arguments, "--pre-vote"])
+
+
+class RedisNode(RedisServer):
+    """A Redis server on its own host."""
+
+    def __init__(self, host: Host, *options: str) -> None:
+        self.netns_host, self.host = host, host.address
+        super().__init__(*options, "--protected-mode", "no")
+
+    def command(self) -> Sequence[str]:
+        return self.netns_host.netns_command(super().command())
 
 
 class ZookeeperMember(Zookeeper):

@@ -19,6 +19,7 @@ CAN_FAKE_CLOCK: Final = os.path.exists(_FAKETIME) and os.path.exists(_LIBC)
 
 class RedisServer(Server):
     package = "redis-server"
+    host: str = "127.0.0.1"
 
     def __init__(
         self, *options: str, primary: RedisServer | None = None, password: str = "", fake_clock: bool = False
@@ -36,7 +37,7 @@ class RedisServer(Server):
             self.set_clock(0)
 
     def command(self) -> Sequence[str]:
-        plain = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder, "--save", "")
+        plain = ("--port", str(self.port), "--bind", self.host, "--dir", self.folder, "--save", "")
         return [self._program, *plain, "--repl-diskless-sync-delay", "0", *self._options]
 
     def environment(self) -> Mapping[str, str]:
@@ -59,7 +60,7 @@ class RedisServer(Server):
 
     def ask(self, *arguments: bytes | str | int) -> Any:
         """The reply to one command. Raises an error reply."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection((self.host, self.port), timeout=10) as connection:
             connection.sendall(self._auth + encode_command(*arguments))
             reader = hiredis.Reader()
             for _ in range(2 if self._auth else 1):

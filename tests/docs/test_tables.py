@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 comparison = importlib.import_module("comparison.table")
 lab = importlib.import_module("harness.lab.evidence")
+distances = importlib.import_module("harness.lab.distances")
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -256,6 +257,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "lab quotes": lambda: lab_table(lab.quotes_table()),
     "lab figures": lab_figures,
     "lab soak": lambda: lab_table(lab.soak_table(lab.load())),
+    "site distances": lambda: lab_table(distances.round_trips_table()),
+    "site latencies": lambda: lab_table(distances.latencies_table()),
     "lab blanks": lambda: lab_table(lab.blanks_table()),
     "speed": speed_table,
     "growth held": lambda: growth_table("held"),

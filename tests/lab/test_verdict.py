@@ -122,6 +122,13 @@ def test_longest_gap_is_between_the_end_of_a_hold_and_the_next():
     assert verdict.longest_gap == 4.0
 
 
+def test_refusals_in_the_longest_gap_are_counted_by_error():
+    script = Script().add("c", "asks", 0.0).add("c", "fails", "NotAcquired", False, "").holds("a", 1).ends("a", 1)
+    for _ in range(3):
+        script.add("b", "asks", 0.0).add("b", "fails", "Unavailable", True, "")
+    assert script.holds("a", 2).judge().refused_in_gap == {"Unavailable": 3}
+
+
 def test_smallest_keeps_only_what_is_needed():
     items = [("a", number) for number in range(100)]
     assert smallest(items, lambda rest: ("a", 7) in rest and ("a", 93) in rest) == [("a", 7), ("a", 93)]
