@@ -46,13 +46,49 @@ class Approach:
 
     def release(self) -> None: ...
 
+    def close(self) -> None:
+        self.db.close()
+
+
+class Optimistic(Approach):
+    """No lock: the write counts only if no other write came since the read."""
+
+    def acquire_and_read(self) -> int:
+        value, self.version = self.db.execute("select v, version from account").fetchone()
+        return int(value)
+
+    def write(self, value: int) -> bool:
+        change = "update account set v = ?, version = version + 1 where version = ?"
+        return self.db.execute(change, (value, self.version)).rowcount == 1
+
+
+class Idempotent(Approach):
+    """No lock: all processes carry out the same request, and its id is stored in the transaction of its write."""
+
+    request: str | None = "request 1"  # None: a new request each time
+
+    def write(self, value: int) -> bool:
+        request = self.request or secrets.token_hex(16)
+        self.db.execute("begin immediate")
+        try:
+            self.db.execute("insert into done values (?)", (request,))
+            self.db.execute(_WRITE, (value,))
+        except sqlite3.IntegrityError:
+            self.db.execute("rollback")
+            return False
+        self.db.execute("commit")
+        return True
+
 
 class SetNX(Approach):
     """`SET name value NX PX`, released only if the value is still ours: Redis's documented lock for one server."""
 
+    def __init__(self, urls: list[str], account_db: str) -> None:
+        super().__init__(urls, account_db)
+        self.servers = [redis.Redis.from_url(url, socket_timeout=_REPLY_TIMEOUT) for url in urls]
+
     def acquire(self) -> None:
         self.value = secrets.token_hex(16)
-        self.servers = [redis.Redis.from_url(url, socket_timeout=_REPLY_TIMEOUT) for url in self.urls]
         while sum(map(self._set_if_absent, self.servers)) <= len(self.servers) // 2:
             self.release()
             time.sleep(_POLL + secrets.randbelow(50) / 1000)
@@ -71,14 +107,16 @@ class SetNX(Approach):
                 continue
 
 
-class RowLock(Approach):
-    """`SELECT ... FOR UPDATE`, and the write in the same transaction."""
+class NoRowLock(Approach):
+    """No lock, with the account in PostgreSQL: only for what a row lock costs."""
+
+    select = _SELECT
 
     def __init__(self, urls: list[str], account_db: str) -> None:  # noqa: ARG002
         self.db: Any = psycopg.connect(urls[0])
 
     def acquire_and_read(self) -> int:
-        return int(self.db.execute(f"{_SELECT} for update").fetchone()[0])
+        return int(self.db.execute(self.select).fetchone()[0])
 
     def write(self, value: int) -> bool:
         self.db.execute(_WRITE.replace("?", "%s"), (value,))
@@ -86,13 +124,22 @@ class RowLock(Approach):
         return True
 
 
+class RowLock(NoRowLock):
+    """`SELECT ... FOR UPDATE`, and the write in the same transaction."""
+
+    select = f"{_SELECT} for update"
+
+
 class Unfenced(Approach):
     """A lease of ours, and a resource that does not check its token."""
 
     lease: Lease
 
+    def __init__(self, urls: list[str], account_db: str) -> None:
+        super().__init__(urls, account_db)
+        self.client = Client(urls[0], ttl=TTL, call_timeout=1.0)
+
     def acquire(self) -> None:
-        self.client = Client(self.urls[0], ttl=TTL, call_timeout=1.0)
         end = time.monotonic() + 60
         while True:
             try:
@@ -105,7 +152,10 @@ class Unfenced(Approach):
 
     def release(self) -> None:
         self.lease.release()
+
+    def close(self) -> None:
         self.client.close()
+        super().close()
 
 
 class Fenced(Unfenced):
@@ -126,6 +176,8 @@ class Fenced(Unfenced):
 
 APPROACHES: Final[dict[str, Callable[[list[str], str], Approach]]] = {
     "naive": Approach,
+    "optimistic": Optimistic,
+    "idempotent": Idempotent,
     "set-nx": SetNX,
     "row-lock": RowLock,
     "unfenced": Unfenced,

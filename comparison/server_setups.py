@@ -31,8 +31,9 @@ class ServerSetup(NamedTuple):
 
 def create_account_db(account_db: str) -> str:
     with sqlite3.connect(account_db) as db:
-        db.execute("create table account (v integer)")
-        db.execute("insert into account values (0)")
+        db.execute("create table account (v integer, version integer)")
+        db.execute("insert into account values (0, 0)")
+        db.execute("create table done (request text primary key)")
         db.execute(sql_schema("sqlite"))
     db.close()
     return account_db

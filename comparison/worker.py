@@ -30,6 +30,7 @@ def main(name: str, urls: str, account_db: str, parent: str) -> None:
         return
     say("done", accepted=accepted, why="" if accepted else "stale")
     approach.release()
+    approach.close()
 
 
 if __name__ == "__main__":

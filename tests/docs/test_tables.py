@@ -189,6 +189,12 @@ def comparison_table() -> str:
     return table(("approach", *comparison.FAULTS), comparison.table_rows(comparison.load_results()))
 
 
+def comparison_costs() -> str:
+    """What each approach costs, as `make comparison` measured it, what it needs, and what it is for."""
+    head = ("approach", "cost of an update", "needs", "use it for")
+    return table(head, comparison.cost_rows(comparison.load_results()))
+
+
 def lab_table(rows: list[tuple[str, ...]]) -> str:
     return table(rows[0], rows[1:])
 
@@ -251,6 +257,7 @@ def _readable(summary: str) -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "server settings": server_settings_table,
     "comparison": comparison_table,
+    "comparison costs": comparison_costs,
     "lab matrix": lambda: lab_table(lab.matrix_table(lab.load())),
     "lab setups": lambda: lab_table(lab.setups_table(lab.load())),
     "lab pauses": lambda: lab_table(lab.pauses_table(lab.load())),
