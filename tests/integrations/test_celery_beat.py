@@ -167,7 +167,7 @@ def test_unknown_outcome_of_a_write_does_not_send_twice(beats, monkeypatch, numb
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("engine", ["redis", "postgresql"])
+@pytest.mark.parametrize("engine", ["redis", pytest.param("postgresql", marks=pytest.mark.faults)])
 def test_no_tick_is_lost_when_one_of_two_beats_is_killed(tmp_path, engine) -> None:
     every = 0.5
     shop = Shop(

@@ -103,7 +103,7 @@ def test_busy_tasks_are_retried_coalesced_and_chained(shop) -> None:
         assert client(shop.app).inspect() == []
 
 
-@pytest.mark.parametrize("shop", ["redis", "postgresql"], indirect=True)
+@pytest.mark.parametrize("shop", ["redis", pytest.param("postgresql", marks=pytest.mark.faults)], indirect=True)
 def test_killed_task_that_is_delivered_again_runs_after_its_ttl(shop) -> None:
     with shop.workers("prefork"):
         assert shop.send("killed", "a").get(timeout=WITHIN) == "ran"

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from leasehold import AsyncClient, AsyncLease, Client, Lease
 from leasehold.asgi import IdempotencyKey
-from leasehold.integrations import alembic, django, fastapi, starlette
+from leasehold.integrations import alembic, celery, django, fastapi, starlette
 from leasehold.wsgi import IdempotencyKey as WSGIIdempotencyKey
 
 
@@ -56,3 +56,14 @@ def wrap(asgi_client: AsyncClient, client: Client, wsgi_app: object) -> None:
     IdempotencyKey(app, client)  # type: ignore[arg-type]
     WSGIIdempotencyKey(lambda environ, start_response: [], client, required=True)
     WSGIIdempotencyKey(lambda environ, start_response: [], client, limit=1)  # type: ignore[call-arg]
+
+
+@celery.singleton("import:{account_id}", on_busy="coalesce", at="send", ttl="1m")
+def import_account(account_id: int) -> str:
+    return str(account_id)
+
+
+assert_type(import_account(7), str)
+assert_type(celery.client(), Client)
+celery.singleton("report", on_busy="drop")  # type: ignore[arg-type]
+celery.singleton("report", timeout=2)  # type: ignore[call-arg]
