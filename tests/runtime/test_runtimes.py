@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from leasehold.runtime.base import maybe_await, restarting, run_sync
 from leasehold.runtime.loop import Loop
+from leasehold.runtime.polling import new_poll
 from leasehold.runtime.threads import ThreadMutex, Threads
 
 
@@ -211,6 +213,24 @@ def test_wait_fd_waits_for_readable_or_writable_descriptor(runtime: Threads | Lo
         run_sync(main())
     else:
         asyncio.run(main())
+
+
+def test_wait_fd_waits_where_eventlet_has_removed_poll(monkeypatch) -> None:
+    monkeypatch.delattr("select.poll")
+    test_wait_fd_waits_for_readable_or_writable_descriptor(Threads())
+    left, right = socket.socketpair()
+    with left, right:
+        poll = new_poll()
+        poll.register(left, select.POLLIN | select.POLLOUT)
+        poll.register(right.fileno(), select.POLLIN)
+        right.send(b"!")
+        assert poll.poll(10_000) == [(left.fileno(), select.POLLIN | select.POLLOUT)]
+        poll.modify(left, select.POLLOUT)
+        assert poll.poll() == [(left.fileno(), select.POLLOUT)]
+        poll.unregister(left)
+        assert poll.poll(0) == []
+        with pytest.raises(KeyError):
+            poll.unregister(left)
 
 
 def test_cancelled_wait_fd_removes_its_reader() -> None:

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime, logging_errors, run_sync
+from leasehold.runtime.polling import new_poll
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -123,7 +124,7 @@ class Threads:
         return fn(*args, **kwargs)
 
     async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
-        poll = select.poll()  # not select(), which fails for descriptors above 1023
+        poll = new_poll()
         poll.register(descriptor, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
         return bool(poll.poll(max(0.0, min(seconds, _LONGEST_POLL)) * 1000))
 

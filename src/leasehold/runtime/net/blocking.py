@@ -20,6 +20,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
+from leasehold.runtime.polling import new_poll
+
 READ_SIZE: Final = 65_536
 _USUAL_REPLY_SIZE: Final = 448  # bytes: nearly every reply fits, and the interpreter allocates this without malloc
 MAX_REPLY_SIZE: Final = 8 * 1024 * 1024  # bytes: no legitimate reply is larger
@@ -71,7 +73,7 @@ class SelfPipe:
         within `seconds`."""
         if isinstance(sock, ssl.SSLSocket) and sock.pending():
             return False
-        poll = select.poll()
+        poll = new_poll()
         for each in (sock, self._reader):
             poll.register(each, select.POLLIN)
         readable = [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
@@ -215,7 +217,7 @@ class SocketStream(BaseConnection):
     def quiet(self) -> bool:
         """Whether nothing has arrived since the last reply. Else the server closed the connection or is out of step:
         do not use it again."""
-        poll = select.poll()
+        poll = new_poll()
         poll.register(self._sock, select.POLLIN)
         return not poll.poll(0)
 

@@ -30,6 +30,7 @@ from leasehold.runtime.net.blocking import (
     SocketAddress,
     resolve_address,
 )
+from leasehold.runtime.polling import new_poll
 
 _LONGEST_POLL: Final = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
 
@@ -244,7 +245,7 @@ class ConnectionGroup:
         self._servers, self._parser, self._clock = servers, parser, clock
         self._connections: dict[int, NonblockingConnection] = {}
         self._server_by_fd: dict[int, int] = {}
-        self._poll = select.poll()
+        self._poll = new_poll()
         self._on_repeat: Callable[[int], None] = ignore_repeat  # of the current requests
 
     def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:
@@ -390,7 +391,7 @@ class ConnectionGroup:
     def after_fork(self) -> None:
         for connection in self._connections.values():
             connection.after_fork()
-        self._connections, self._server_by_fd, self._poll = {}, {}, select.poll()
+        self._connections, self._server_by_fd, self._poll = {}, {}, new_poll()
 
 
 def _close_all(socks: list[socket.socket]) -> None:

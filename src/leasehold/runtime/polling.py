@@ -1,0 +1,51 @@
+"""`select.poll`, also where eventlet has taken it away: its monkey-patching leaves only `select()`, which lets other
+greenlets run."""
+
+from __future__ import annotations
+
+import select
+from typing import Protocol, TypeAlias
+
+Pollable: TypeAlias = "int | HasFileno"
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Poll(Protocol):
+    def register(self, fd: Pollable, eventmask: int = ..., /) -> None: ...
+
+    def modify(self, fd: Pollable, eventmask: int, /) -> None: ...
+
+    def unregister(self, fd: Pollable, /) -> None: ...
+
+    def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]: ...
+
+
+def new_poll() -> Poll:
+    """Preferred to `select()`, which fails for descriptors above 1023."""
+    return select.poll() if hasattr(select, "poll") else _PollBySelect()
+
+
+class _PollBySelect:
+    def __init__(self) -> None:
+        self._events: dict[int, int] = {}
+
+    def register(self, fd: Pollable, eventmask: int = select.POLLIN | select.POLLOUT, /) -> None:
+        self._events[fd if isinstance(fd, int) else fd.fileno()] = eventmask
+
+    modify = register
+
+    def unregister(self, fd: Pollable, /) -> None:
+        del self._events[fd if isinstance(fd, int) else fd.fileno()]
+
+    def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
+        read = [fd for fd, events in self._events.items() if events & select.POLLIN]
+        write = [fd for fd, events in self._events.items() if events & select.POLLOUT]
+        seconds = None if timeout is None or timeout < 0 else timeout / 1000
+        readable, writable, _ = select.select(read, write, [], seconds)
+        found = dict.fromkeys(readable, select.POLLIN)
+        for fd in writable:
+            found[fd] = found.get(fd, 0) | select.POLLOUT
+        return list(found.items())
