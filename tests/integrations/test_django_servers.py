@@ -32,7 +32,7 @@ settings.configure(
     ALLOWED_HOSTS=["*"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}},
     INSTALLED_APPS=["leasehold.integrations.django"],
-    LEASEHOLD={"URL": "sqlite://./locks.db", "TTL": 3},
+    LEASEHOLD={"TTL": 6, "NAMESPACE": os.environ["LEASEHOLD_NAMESPACE"]},  # and $LEASEHOLD_URL
 )
 django.setup()
 
@@ -80,7 +80,7 @@ if __name__ == "__main__":
 class Servers:
     """Two processes that serve one project, each at a port of its own."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, kind: str, variables: dict[str, str]) -> None:
         (folder / "project.py").write_text(PROJECT)
         self.folder, self._ports = folder, free_ports(2)
         programs = {"wsgi": ["project.py"], "asgi": ["-m", "uvicorn", "project:asgi", "--lifespan", "off", "--port"]}
@@ -88,7 +88,7 @@ class Servers:
             subprocess.Popen(
                 [sys.executable, *programs[kind], str(port)],
                 cwd=folder,
-                env=child_environment(),
+                env=child_environment(**variables),
                 stderr=subprocess.DEVNULL,
             )
             for port in self._ports
@@ -115,16 +115,16 @@ class Servers:
 
 
 @pytest.fixture(params=["wsgi", "asgi"])
-def servers(request, tmp_path) -> Iterator[Servers]:
+def servers(request, tmp_path, engine_variables) -> Iterator[Servers]:
     import sqlite3
 
     with sqlite3.connect(tmp_path / "shop.db") as database:
         database.execute("create table stock (quantity integer)")
         database.execute("insert into stock values (1000)")
     database.close()
-    servers = Servers(tmp_path, request.param)
+    servers = Servers(tmp_path, request.param, engine_variables)
     try:
-        poll_until(servers.answers, 60)
+        poll_until(servers.answers, 240)
         yield servers
     finally:
         servers.stop()

@@ -35,7 +35,7 @@ async def job(lease):
     finally:
         note("stop")
 
-client = AsyncClient("sqlite://./locks.db", ttl=6)
+client = AsyncClient(ttl=6, namespace=os.environ["LEASEHOLD_NAMESPACE"])
 app = FastAPI(lifespan=lifespan(client, jobs={"job": job}))
 
 @app.post("/orders/{order_id}", dependencies=[Depends(lock("order:{order_id}", wait=120))])
@@ -51,13 +51,13 @@ async def attempt(order_id: int):
 
 
 class Workers:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
         (folder / "shop.py").write_text(APP)
         self._folder, self._port = folder, free_ports(1)[0]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "uvicorn", "shop:app", "--workers", "4", "--port", str(self._port)],
             cwd=folder,
-            env=child_environment(),
+            env=child_environment(**variables),
         )
 
     def notes(self) -> list[tuple[str, int]]:
@@ -77,16 +77,16 @@ class Workers:
 
 
 @pytest.fixture
-def workers(tmp_path) -> Iterator[Workers]:
-    workers = Workers(tmp_path)
+def workers(tmp_path, engine_variables) -> Iterator[Workers]:
+    workers = Workers(tmp_path, engine_variables)
     try:
-        poll_until(workers.leaders, 60)
+        poll_until(workers.leaders, 240)
         yield workers
     finally:
         workers.stop()
 
 
-def test_four_uvicorn_workers_share_one_lock_and_one_job(workers, tmp_path) -> None:
+def test_four_uvicorn_workers_share_one_lock_and_one_job(workers, engine_variables) -> None:
     with ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(lambda _: workers.post("/orders/7").status_code, range(48)))
     assert answers == [200] * 48
@@ -94,7 +94,7 @@ def test_four_uvicorn_workers_share_one_lock_and_one_job(workers, tmp_path) -> N
     assert all(text == "in" and paid[n + 1] == ("out", pid) for n, (text, pid) in enumerate(paid) if n % 2 == 0)
     assert len({pid for _, pid in paid}) > 1  # several workers took part
 
-    with Client(f"sqlite:///{tmp_path}/locks.db") as client:
+    with Client(engine_variables["LEASEHOLD_URL"], namespace=engine_variables["LEASEHOLD_NAMESPACE"]) as client:
         with client.lock("order:8"):
             busy = workers.post("/try/8")
         assert (busy.status_code, busy.headers["Retry-After"]) == (409, "1")

@@ -1,8 +1,9 @@
 """A project of Alembic, and a program that upgrades it in many processes at once: forks, because imports take long.
 
-    python migrating_child.py FOLDER DATABASE_URL LOCK_URL COUNT LOCKED
+    python migrating_child.py FOLDER DATABASE_URL LOCK_URL COUNT TTL
 
-The second revision waits for ever, once, if FOLDER/hang exists. The program prints the exit codes of its forks.
+The lock has this ttl; 0: no lock. The second revision waits for ever, once, if FOLDER/hang exists. The program prints
+the exit codes of its forks.
 """
 
 import os
@@ -25,9 +26,8 @@ def run_migrations_online():
         with context.begin_transaction():
             context.run_migrations()
 
-attributes = context.config.attributes
-# A short ttl only for the process that is killed: on a busy machine the others could lose their lease.
-with locked(context, ttl=2 if attributes["hangs"] else 60) if attributes["locked"] else nullcontext():
+ttl = context.config.attributes["ttl"]
+with locked(context, ttl=ttl) if ttl else nullcontext():
     run_migrations_online()
 """
 
@@ -58,24 +58,24 @@ def write_project(folder: Path) -> None:
         (versions / f"{revision}.py").write_text(text)
 
 
-def upgrade(folder: Path, database: str, lock: str, locked: bool) -> None:
+def upgrade(folder: Path, database: str, lock: str, ttl: float) -> None:
     config = Config()
     config.set_main_option("script_location", str(folder / "migrations"))
     config.set_main_option("sqlalchemy.url", database.replace("%", "%%"))
     if lock:
         config.set_main_option("leasehold.url", lock.replace("%", "%%"))
-    config.attributes.update(locked=locked, hangs=(folder / "hang").exists())
+    config.attributes["ttl"] = ttl
     command.upgrade(config, "head")
 
 
 def main() -> None:
-    folder, database, lock, count, locked = sys.argv[1:]
+    folder, database, lock, count, ttl = sys.argv[1:]
     pids = []
     for _ in range(int(count)):
         pid = os.fork()
         if pid == 0:
             try:
-                upgrade(Path(folder), database, lock, locked == "locked")
+                upgrade(Path(folder), database, lock, float(ttl))
             except BaseException as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
                 os._exit(1)
