@@ -498,9 +498,9 @@ class BaseLease:
         return not renewal.explicit if changes_ttl else sent_before_latest
 
     def _validity_from(self, renewal: Renewal, reply: Alive) -> Validity:
-        life, wanted, traits = reply.ttl, renewal.claim.ttl, self._core.traits
-        # The engine may round the ttl up. More life than that is left of an earlier, longer ttl: not counted.
-        if life > wanted:
+        life, wanted = reply.ttl, renewal.claim.ttl
+        if life > wanted:  # the engine may round the ttl up; more life than that is left of an earlier, longer ttl
+            traits = self._core.traits
             life = min(life, timing.granted_ttl(wanted, traits.min_ttl, traits.ttl_step))
         valid_until = min(timing.valid_until(renewal.asked_at, life), self._max_hold_at)
         return Validity(renewal.asked_at, life, valid_until)

@@ -219,7 +219,9 @@ def test_contested_release_locks_no_row_while_waiting_for_the_bucket(
     held, other = slow_driver.acquire(slow_driver.claim()), make_driver(database.url())
     row = f"select 1 from \"{database.schema}\".lh_grant where name = 'job' for no key update nowait"
     with database.server.connect() as session, session.transaction():
-        with paused(database, wait_until, lambda: BackgroundCall(lambda: slow_driver.release(held, 60.0))) as release_call:
+        with paused(
+            database, wait_until, lambda: BackgroundCall(lambda: slow_driver.release(held, 60.0))
+        ) as release_call:
             if comes == "a renewal":
                 other.renew(held)
             else:
@@ -238,7 +240,9 @@ def test_release_does_not_wait_for_a_concurrent_lease_check(database, make_drive
     neighbour = next(name for name in map(str, range(100_000)) if bucket(name) == bucket("job"))
     check = f'select "{database.schema}".lh_check_v1(%s, %s, %s)'
     with database.server.connect() as session, session.transaction():
-        with paused(database, wait_until, lambda: BackgroundCall(lambda: slow_driver.release(held, 60.0))) as release_call:
+        with paused(
+            database, wait_until, lambda: BackgroundCall(lambda: slow_driver.release(held, 60.0))
+        ) as release_call:
             assert session.execute(check, ("", "job", held.token)).fetchone() == (True,)
         assert release_call.result() is True
         assert isinstance(other.attempt(other.claim()), Busy), "the checked lease holds until the transaction ends"

@@ -147,22 +147,18 @@ class RedisEngine:
             await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=polls)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
-        names: dict[tuple[str, str], list[int]] = {}
+        requests, script = self._requests, self._scripts.renew
+        names: dict[tuple[str, ...], list[int]] = {}
         for index, claim in enumerate(claims):
-            names.setdefault((claim.namespace, claim.name), []).append(index)
-        work = [
-            (self._requests.name_keys(*name_id), [claims[n] for n in indexes]) for name_id, indexes in names.items()
-        ]
-        script = self._scripts.renew
-        calls = [
-            ScriptCall(keys.tag, script, self._requests.renew(keys, name_claims), deadline, confirm=True)
-            for keys, name_claims in work
-        ]
+            names.setdefault(claim[:2], []).append(index)  # by namespace and name
+        calls = []
+        for name_id, indexes in names.items():
+            keys = requests.name_keys(*name_id)
+            packed = requests.renew(keys, [claims[n] for n in indexes])
+            calls.append(ScriptCall(keys.tag, script, packed, deadline, confirm=True))
         answers: list[Alive | Gone | Unavailable] = [Unavailable("renewal not sent", engine="redis")] * len(claims)
-        for indexes, (_, name_claims), result in zip(
-            names.values(), work, await self.executor.execute_batch(calls), strict=True
-        ):
-            for index, answer in zip(indexes, self._decode_renewals(name_claims, result), strict=True):
+        for indexes, result in zip(names.values(), await self.executor.execute_batch(calls), strict=True):
+            for index, answer in zip(indexes, self._decode_renewals([claims[n] for n in indexes], result), strict=True):
                 answers[index] = answer
         return answers
 
@@ -172,11 +168,12 @@ class RedisEngine:
         """The answers for the claims of one name, which one script renews."""
         if not isinstance(result, LeaseholdError):
             try:
-                pairs = zip(claims, protocol.decode_renewals(claims, result.reply), strict=True)
-                too_few_replicas = not result.confirmed
+                answers: list[Alive | Gone] = protocol.decode_renewals(claims, result.reply)
+                if result.confirmed:
+                    return [*answers]
                 return [
-                    self._unconfirmed_error() if too_few_replicas and c.token and isinstance(a, Alive) else a
-                    for c, a in pairs
+                    self._unconfirmed_error() if claim.token and isinstance(answer, Alive) else answer
+                    for claim, answer in zip(claims, answers, strict=True)
                 ]
             except Unavailable as error:
                 result = error

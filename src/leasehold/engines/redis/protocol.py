@@ -258,7 +258,7 @@ def decode_renewals(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
     if reply.__class__ is list and len(claims) == 1 and len(reply) == 2:  # the usual reply
         life, position = reply
         if life.__class__ is position.__class__ is int and life >= 0:
-            return [Alive(life / MICROS, None if position < 0 else position)]
+            return [_new_tuple(Alive, (life / MICROS, None if position < 0 else position))]
     if not isinstance(reply, list) or len(reply) != 2 * len(claims) or not all(type(number) is int for number in reply):
         raise unexpected_reply()
     answers: list[Alive | Gone] = []
