@@ -64,7 +64,7 @@ class Jobs:
         section = PAGE.read_text().partition(f"\n## {queue}\n")[2]
         snippet = re.search(r"```python\n(.*?)```", section, re.S)[1]
         for old, new in [
-            ('Client("redis://localhost")', f'Client("{self.url}", namespace="{self.id}", ttl=5)'),
+            ('Client("redis://localhost")', f'Client("{self.url}", namespace="{self.id}", ttl=10)'),
             ('print("importing"', 'note("importing"'),
             ("redis://localhost", self.url),
             ('RedisHuey("shop"', f'RedisHuey("{self.id}"'),

@@ -77,7 +77,7 @@ def make_app(settings: dict[str, Any]) -> Celery:
         return name
 
     @task(name="killed", acks_late=True, reject_on_worker_lost=True)
-    @singleton("{name}", ttl=3)
+    @singleton("{name}", ttl=8)
     def killed(name, lease):
         note("killed", lease.token)
         if not os.path.exists("killed"):
