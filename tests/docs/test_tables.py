@@ -171,7 +171,11 @@ def speed_table() -> str:
     """The results of `make bench ARGS=report`: each engine's pairs as a ratio to the base of its table."""
     found = json.loads((ROOT / "bench" / "results.json").read_text(encoding="utf-8"))
     parts = [
-        part for name, result in found.items() if name != "imports" for part in result["parts"] if "results" in part
+        part
+        for name, result in found.items()
+        if name not in ("imports", "server")  # which compare no engines
+        for part in result["parts"]
+        if "results" in part
     ]
     rows = []
     for part in parts:

@@ -86,7 +86,7 @@ MEMBERS = {
     "/v1/break": ["namespace", "name", "token", "reason"],
 }
 CLAIM = ["namespace", "name", "id", "id_hash", "ttl", "mode", "kind", "limit", "delay", "min_hold", "queue", "token"]
-VERBS = ["attempt", "renew", "release", "decline", "break", "inspect", "ping", "other"]
+VERBS = ["attempt", "renew", "release", "decline", "break", "inspect", "ping", "report", "other"]
 QUERIES = ["namespace", "prefix", "name", "limit", "cursor", "other"]
 
 
