@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 _FORK_TIMEOUT: Final = 5.0  # how long a fork waits for another thread's transaction
 _FILE_CHECK_INTERVAL: Final = 0.1
+_CHECKPOINT_TIMEOUT: Final = 5.0
 _MAX_VALUE: Final = 1 << 20  # bytes of a row; one that another member of the group has edited may have gigabytes
 _STEPS_BETWEEN_CHECKS: Final = 20_000  # of SQLite's machine, about a millisecond: no usual statement has as many
 _LOCKED_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
@@ -45,8 +46,7 @@ class DatabaseLocked(Exception):
 
 
 class NeedsSync(Exception):
-    """The transaction writes what a power cut must not undo: repeat it, and wait for the disk. Never leaves the
-    connection."""
+    """The transaction has to wait for the disk: repeat it so. Never leaves the engine."""
 
 
 class ClockChanged(Exception):
@@ -66,6 +66,7 @@ class SqliteConnection:
         self._file_check_at = 0.0
         self._deadline = 0.0  # of the current call
         self._frozen = False
+        self.on_loop = False  # an event loop has the mutex, and must not wait
         self._mutex: Mutex = runtime.mutex()
         _CONNECTIONS.add(self)
 
@@ -78,19 +79,21 @@ class SqliteConnection:
         `sync`: wait for the disk. Otherwise a power cut may undo the transaction, until a later one of any process
         syncs: the log is one sequence. A job that raises NeedsSync runs again, with the sync.
         """
-        # A finaliser or signal handler that interrupts this thread's own transaction would wait for it for ever, with
-        # SQLite's write lock held.
-        if self._mutex.held_by_me():
-            raise Reentered
+        self._check_reentry()
         with self._mutex:
             try:
                 self._deadline = deadline
                 db = self._ensure_open()
                 # Without a boot id, a restart of the machine goes unnoticed, and with it what a power cut has undone.
-                self._set_synchronous(db, self.durable and (sync or not self.boot_clock.boot))
+                sync = self.durable and (sync or not self.boot_clock.boot)
+                if sync and self.on_loop:
+                    raise NeedsSync
+                self._set_synchronous(db, sync)
                 try:
                     return self._transact(db, job, write)
                 except NeedsSync:
+                    if self.on_loop:
+                        raise
                     self._set_synchronous(db, True)
                     return self._transact(db, job, write)
             except sqlite3.Error as error:
@@ -122,14 +125,44 @@ class SqliteConnection:
 
     def open(self, deadline: float) -> None:
         """Open the file if it is not open, and check that it is usable. Every transaction does this anyway."""
-        if self._mutex.held_by_me():
-            raise Reentered
+        self._check_reentry()
         with self._mutex:
             try:
                 self._deadline = deadline
                 self._ensure_open()
             except sqlite3.Error as error:
                 raise self._map_error(error) from error
+
+    def _check_reentry(self) -> None:
+        """A finaliser or signal handler that interrupts this thread's own transaction would wait for it for ever, with
+        SQLite's write lock held."""
+        if self._mutex.held_by_me() and (not self.on_loop or self._db is None or self._db.in_transaction):
+            raise Reentered
+
+    # ---------------------------------------------------------- event loops
+
+    def enter_loop(self) -> bool:
+        """Whether this event loop may run transactions itself until `leave_loop`: the file is open, and no thread uses
+        it. What would have to wait for the disk raises NeedsSync meanwhile."""
+        acquire = getattr(self._mutex, "acquire", None)
+        if self._db is None or acquire is None or self._mutex.held_by_me() or not acquire(blocking=False):
+            return False
+        self.on_loop = True
+        return True
+
+    def leave_loop(self) -> None:
+        self.on_loop = False
+        self._mutex.__exit__(None, None, None)
+
+    def checkpoint(self) -> None:
+        """On a thread: move the log into the file, so that no commit of the event loop has to. The first write after
+        that starts the log anew and waits for the disk, so it is made here, too."""
+        self._check_reentry()
+        with self._mutex, suppress(sqlite3.Error):
+            if self._db is not None:
+                self._deadline = self._runtime.now() + _CHECKPOINT_TIMEOUT
+                self._db.execute("pragma wal_checkpoint(passive)").fetchone()
+                self._transact(self._db, schema.write_nothing, write=True)
 
     def _ensure_open(self) -> sqlite3.Connection:
         if self.path in _UNUSABLE_PATHS:
@@ -143,6 +176,8 @@ class SqliteConnection:
                 return self._db
             # The file was removed or replaced: other processes do not see locks in the old file any more.
             _log.warning("%s was removed or replaced; the leases in the old file are lost", self.path)
+        if self.on_loop:
+            raise NeedsSync  # opening waits for the disk
         if _FORKS_IN_PROGRESS:
             raise DatabaseLocked  # a connection opened now would be inherited by the child
         self._close_replaced()
@@ -189,6 +224,8 @@ class SqliteConnection:
             db.set_progress_handler(partial(_is_overdue, ref(self)), _STEPS_BETWEEN_CHECKS)
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE)
             db.execute(f"pragma page_size = {location.PAGE_SIZE}")
+            if not self._runtime.blocking:  # `checkpoint` comes long before
+                db.execute("pragma wal_autocheckpoint = 8000")
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
                 raise ConfigError(
                     f"{self.path} is on a file system without shared memory, which SQLite's WAL mode needs: "

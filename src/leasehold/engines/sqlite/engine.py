@@ -21,7 +21,7 @@ from leasehold.core.timing import backoff
 from leasehold.engines.registry import ClaimRegistry, Waiter, wait_for_wakeup
 from leasehold.engines.sql import TRAITS
 from leasehold.engines.sqlite.boot_clock import BootClock
-from leasehold.engines.sqlite.connection import DatabaseLocked, SqliteConnection
+from leasehold.engines.sqlite.connection import DatabaseLocked, NeedsSync, SqliteConnection
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
 from leasehold.engines.sqlite.location import resolve_path
 from leasehold.engines.sqlite.rows import RowLockState, clients_of_holders, find_expired, holdings, must_survive
@@ -39,6 +39,7 @@ _LONGEST_RETRY: Final = 0.01
 _BATCH: Final = 50  # renewals per transaction: other processes get in between
 _SWEEP_EVERY: Final = 8  # attempts between sweeps, and names per sweep: removes expired names that are not used again
 _PROBE_INTERVAL: Final = 0.05  # seconds in which the head of the queue notices that a holder's process has ended
+_CHECKPOINT_EVERY: Final = 500  # calls of an event loop: about a thousand pages of the log
 _FORGET_TIMEOUT: Final = 1.0  # `forget` has no deadline of its own
 
 
@@ -64,7 +65,7 @@ class SqliteEngine:
         )
         self._boot_clock = connection.boot_clock
         registry.engines.add(self)
-        self._attempts = 0
+        self._attempts = self._calls_on_loop = 0
         self._sweep_cursor = ("", "")
         # Verbs that found the file locked. Together they retry only as often as one verb alone would: with fifty
         # threads in each of twenty processes, independent retries kept a busy machine from doing anything else.
@@ -138,7 +139,8 @@ class SqliteEngine:
         def read(db: sqlite3.Connection) -> list[Holding]:
             return list(holdings(db, self._boot_clock, namespace, prefix, exact))
 
-        return await self._run_with_retry(deadline, partial(self._connection.run_transaction, read, write=False))
+        read_all = partial(self._connection.run_transaction, read, write=False)
+        return await self._run_with_retry(deadline, read_all, quick=False)
 
     async def ping(self, deadline: float) -> None:
         def read(db: sqlite3.Connection) -> None:
@@ -178,14 +180,15 @@ class SqliteEngine:
 
     # ------------------------------------ the same verbs, on a blocking thread
 
-    async def _run_with_retry(self, deadline: float, verb: Callable[..., T], *args: object) -> T:
+    async def _run_with_retry(self, deadline: float, verb: Callable[..., T], *args: object, quick: bool = True) -> T:
         """Run the verb, which takes the deadline as its last argument, again and again while the file is locked. The
         last try starts before the deadline."""
+        call = self._call if quick else self._runtime.call
         tries, retry_id = 0, object()
         try:
             while True:
                 try:
-                    return await self._runtime.call(verb, *args, deadline)
+                    return await call(verb, *args, deadline)
                 except DatabaseLocked:
                     left = deadline - self._runtime.now()
                     if left <= 0:
@@ -201,6 +204,26 @@ class SqliteEngine:
             "one of them may be stopped inside a transaction",
             engine="sqlite",
         )
+
+    async def _call(self, verb: Callable[..., T], *args: object) -> T:
+        """Run the verb. An event loop does that itself if the verb cannot block, in a fifth of the time: a thread is
+        needed to open the file, to wait for the disk, and while another thread uses the connection."""
+        if self._runtime.blocking:
+            return verb(*args)
+        if self._calls_on_loop >= _CHECKPOINT_EVERY:
+            self._calls_on_loop = 0
+            await self._runtime.call(self._connection.checkpoint)
+        if self._connection.enter_loop():
+            try:
+                answer = verb(*args)
+            except NeedsSync:
+                pass
+            else:
+                self._calls_on_loop += 1
+                return answer
+            finally:
+                self._connection.leave_loop()
+        return await self._runtime.call(verb, *args)
 
     def _attempt(self, claim: Claim, in_flight: InFlightAttempt, deadline: float) -> Grant | Busy:
         address = self._wakeup_socket.address
@@ -317,16 +340,20 @@ class SqliteEngine:
     def _send_notifications(self, notifications: Notifications, deadline: float) -> None:
         while notifications:
             namespace, name, notification = notifications.pop(0)
-            if (
-                not notification.client
-                or self._wakeup_socket.send(namespace, name, notification)
-                or notification.kind != "reserved"
-            ):
+            try:
+                reached = not notification.client or self._wakeup_socket.send(
+                    namespace, name, notification, may_wait=not self._connection.on_loop
+                )
+            except BlockingIOError:  # a thread may wait until there is room
+                rest = [(namespace, name, notification), *notifications]
+                self._runtime.spawn(self._runtime.call(self._send_notifications, rest, deadline), "leasehold-wakeup")
+                return
+            if reached or notification.kind != "reserved":
                 continue
             # The waiter died after the transaction reserved the name for it. If it cannot be passed over now, the
             # reservation expires in 3 s.
             more: Notifications = []
-            with suppress(DatabaseLocked, LeaseholdError):
+            with suppress(DatabaseLocked, LeaseholdError, NeedsSync):
                 verb = partial(LockState.decline, id_hash=notification.id_hash, client=notification.client)
                 key = (namespace, name, notification.id_hash)
                 self._connection.run_transaction(partial(self._apply, notifications=more, key=key, verb=verb), deadline)

@@ -1,7 +1,7 @@
 """The health of a SQLite file: whether it can be written now, how long that takes, and the room that is left.
 
 The write leaves no trace: one transaction inserts a row and deletes it. Without it a full disk would go unnoticed,
-because SQLite still reads then. (It does not write a row that is updated with its own values.)
+because SQLite still reads then.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from leasehold.engines.probe import Finding, Health, MemberHealth, Storage, file
 from leasehold.engines.sqlite import location
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import DatabaseLocked, SqliteConnection
+from leasehold.engines.sqlite.schema import write_nothing
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -35,7 +36,7 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     read_seconds = write_seconds = None
     try:
         read_seconds = await _timed(connection, _read, runtime, deadline, write=False)
-        write_seconds = await _timed(connection, _write, runtime, deadline, write=True)
+        write_seconds = await _timed(connection, write_nothing, runtime, deadline, write=True)
     except LeaseholdError as failure:
         error = server_text(failure)
     finally:
@@ -62,11 +63,6 @@ _NOT_DURABLE: Final = Finding(
 
 def _read(db: sqlite3.Connection) -> None:
     db.execute("pragma schema_version").fetchone()
-
-
-def _write(db: sqlite3.Connection) -> None:
-    db.execute("insert into lh_queue values ('', '', '', 0, 0, '', 0)")  # no lock has an empty name
-    db.execute("delete from lh_queue where namespace = '' and name = ''")
 
 
 async def _timed(

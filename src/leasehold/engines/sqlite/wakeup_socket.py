@@ -104,15 +104,17 @@ class WakeupSocket:
         sock = self._socket
         return sock.fileno() if sock is not None and self.address else None
 
-    def send(self, namespace: str, name: str, notification: Notification) -> bool:
-        """Send a notification. False: no client listens there. A client whose socket is full misses it, but every
-        waiter re-checks from time to time (E4)."""
+    def send(self, namespace: str, name: str, notification: Notification, *, may_wait: bool = True) -> bool:
+        """Send a notification. False: no client listens there. A client whose socket stays full misses it, but every
+        waiter re-checks from time to time (E4). `may_wait=False`: BlockingIOError if the socket is full."""
         _, kind, id_hash, seconds = notification
         message = f"{kind}\0{id_hash}\0{seconds!r}\0{namespace}\0{name}".encode()
         try:
             with self._target(notification.client) as path:
-                self._sender_sockets()[1].sendto(message, path)
+                self._sender_sockets()[1].sendto(message, 0 if may_wait else socket.MSG_DONTWAIT, path)
         except OSError as error:
+            if not may_wait and isinstance(error, BlockingIOError):
+                raise
             _log.debug("could not send a wake-up to %s: %s", notification.id_hash[:16], error)
             return error.errno not in _UNREACHABLE_ERRNOS
         return True
