@@ -125,7 +125,7 @@ class Run:
         self.setup, self.fault, self.expectation, self.report = setup, fault, expectation, report
         self.rng, self.seed, self.plain = random.Random(seed), seed, plain
         self.seconds, self.crowd = seconds, crowd if fault.crowd else 0
-        self.ttl = setup.ttl if fault.slow_ttl is None else max(fault.slow_ttl, setup.min_slow_ttl)
+        self.ttl = setup.ttl if fault.slow_ttl is None else fault.slow_ttl
         setup.session = self.ttl
         self.call_timeout = setup.call_timeout if fault.slow_ttl is None else 5.0
         self.contenders: list[Contender] = []

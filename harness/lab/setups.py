@@ -61,7 +61,6 @@ class Setup:
     engine: ClassVar[str]  # the name of its guarantees page
     ttl: float = 2.0
     call_timeout: float = 1.0
-    min_slow_ttl: ClassVar[float] = 0.0  # in a slow network; with a shorter one leases are lost
     on_hosts: ClassVar[bool] = False  # a partition needs each server on a host of its own
     servers: Sequence[Server] = ()
     sites: Sites | None = None
@@ -339,7 +338,6 @@ class SentinelConfirmed(Sentinel):
 
     title, options = "the same, `min_replicas=1`, `appendfsync always`", AOF_ALWAYS
     query, confirmed = "&min_replicas=1", True
-    min_slow_ttl = 12.0  # a renewal takes two round trips, and one that opens a connection up to six
 
 
 class ThreeEtcd(Setup):
