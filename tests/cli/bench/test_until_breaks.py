@@ -3,7 +3,9 @@
 import asyncio
 import signal
 
-from leasehold import Client
+import pytest
+
+from leasehold import Client, Unavailable
 from leasehold.cli.bench import load_worker
 from leasehold.cli.bench.load_worker import LoadGenerator, StepResult
 from leasehold.cli.bench.until_breaks import MachineTimes, summarize
@@ -43,6 +45,43 @@ def test_pairs_start_when_due_and_are_timed_from_then(monkeypatch):
     # The last one was due 190 ms after the first, and all ended after that.
     slowest_first = enumerate(sorted(result.micros, reverse=True))
     assert all(micros + 10_000 * number >= 190_000 for number, micros in slowest_first)
+
+
+@pytest.mark.extended  # the pair must begin within a second
+def test_late_pair_is_finished_but_does_not_count(monkeypatch):
+    """If it was cancelled, its release would burden the next step."""
+    monkeypatch.setattr(load_worker, "GRACE", 0.0)
+    monkeypatch.setattr(load_worker, "_DRAIN", 60.0)
+
+    async def run():
+        engine = StallingEngine(2)  # no second pair comes
+        asyncio.get_running_loop().call_later(1.2, engine.go.set)
+        generator = LoadGenerator(engine, "")
+        return await generator.run_step(1.0, 1.0, asyncio.get_running_loop().time()), generator
+
+    result, generator = asyncio.run(run())
+    assert (result.due, result.micros, result.errors) == (1, [], {})
+    assert len(generator._free) == 1
+
+
+def test_name_of_failed_pair_is_not_used_again(monkeypatch):
+    monkeypatch.setattr(load_worker, "GRACE", 60.0)
+    names = []
+
+    class FailingEngine(StallingEngine):
+        def lock(self, name, *, wait):
+            names.append(name)
+            return self
+
+        async def acquire(self):
+            raise Unavailable("no answer")
+
+    async def run():
+        generator = LoadGenerator(FailingEngine(0), "run/")
+        return [await generator.run_step(20.0, 0.05, asyncio.get_running_loop().time()) for _ in range(2)]
+
+    assert [list(result.errors) for result in asyncio.run(run())] == [["Unavailable: no answer"]] * 2
+    assert names == ["run/1", "run/2"]
 
 
 def test_pair_that_is_not_done_in_time_counts_as_slowest():

@@ -24,6 +24,7 @@ from leasehold.errors import LeaseholdError
 FACTS_VARIABLE: Final = "LEASEHOLD_BENCH_FACTS"
 GRACE: Final = 1.0  # seconds after the step in which pairs may still be done; later ones count as not done
 
+_DRAIN: Final = 5.0  # seconds after that in which pairs that have begun may end
 _MAX_RUNNING: Final = 500  # pairs at a time; the others wait, which counts as well
 
 
@@ -54,11 +55,12 @@ class LoadGenerator:
             lock = self._free.pop() if self._free else self._new_lock()
             try:
                 await (await lock.acquire()).release()
-                result.micros.append(int((time.monotonic() - due_at) * 1e6))
+                if (done_at := time.monotonic()) <= end:
+                    result.micros.append(int((done_at - due_at) * 1e6))
+                self._free.append(lock)  # not after an error: the name may still be held
             except LeaseholdError as error:
                 errors[f"{type(error).__name__}: {error}"] += 1
             finally:
-                self._free.append(lock)
                 room.release()
 
         try:
@@ -71,13 +73,16 @@ class LoadGenerator:
                     task.add_done_callback(running.discard)
                 while running:
                     await asyncio.wait(running)
+            result.cpu = (time.process_time() - cpu) / (time.monotonic() - start)
         except TimeoutError:
-            pass
+            result.cpu = (time.process_time() - cpu) / (time.monotonic() - start)
+            if running:  # what has begun is finished, so that it does not burden the next step
+                await asyncio.wait(running, timeout=_DRAIN)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        result.errors, result.cpu = dict(errors), (time.process_time() - cpu) / (time.monotonic() - start)
+        result.errors = dict(errors)
         return result
 
     def _new_lock(self) -> AsyncLock:
