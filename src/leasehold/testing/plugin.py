@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ONCE_TTL: Final = 15.0  # seconds after which another worker takes over from one that was killed
+_ONCE_TTL: Final = 15.0  # seconds after which another worker takes over from one that is stopped
 
 
 class RunOnce(Protocol):
@@ -99,7 +99,7 @@ def leasehold_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
     `leasehold_once(name, fn, *args)` calls `fn(*args)` in the worker that comes first; the others wait. All get its
     result, through JSON. If `fn` raises, so do the calls in the other workers, with `RunFailed`. If the worker is
-    killed meanwhile, another one runs `fn` again, 15 seconds later. The workers must be on one machine.
+    killed meanwhile, another one runs `fn` again. The workers must be on one machine.
     """
     from urllib.parse import quote
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from leasehold import Client, ConfigError, Unavailable
+from leasehold.engines.sqlite.location import _mapped_errors as mapped
 from leasehold.engines.sqlite.location import remote_filesystem, resolve_path
 from leasehold.files import Folder
 from tests.support import probe
@@ -54,6 +55,19 @@ def test_url_path_is_resolved(monkeypatch, tmp_path) -> None:
     assert resolve_path("./x.db") == str(tmp_path / "x.db")
     assert resolve_path("../x.db") == str(tmp_path.parent / "x.db")
     assert resolve_path("~/x.db") == "/home/me/x.db"
+
+
+def test_third_slash_meant_for_the_working_directory_is_explained(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = f"/{tmp_path.name}-data"  # exists here, not at the root: in SQLAlchemy's URLs it would be this one
+    os.mkdir(f".{folder}")
+    with Client(f"sqlite://{folder}/locks.db") as client, pytest.raises(ConfigError) as refusal:
+        client.lock("a").acquire()
+    assert str(refusal.value).endswith(f"for the working directory write sqlite://.{folder}/locks.db")
+    with Client(f"sqlite://.{folder}/locks.db") as client, client.lock("a"):
+        assert os.path.exists(f".{folder}/locks.db")
+    with pytest.raises(ConfigError, match=r"Permission denied: /; .* write sqlite://\./locks\.db"), mapped("/locks.db"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/")
 
 
 def test_missing_folder_is_refused_with_the_command_to_make_it(tmp_path) -> None:

@@ -172,7 +172,7 @@ def prepare(path: str, trust_folder: bool = False) -> str:
     with _mapped_errors(path):
         if folder_path == os.path.abspath(os.path.expanduser(_default_folder())):
             _make_folders(folder_path)
-        with _open_folder(folder_path, private=not trust_folder) as folder:
+        with _open_folder(path, private=not trust_folder) as folder:
             if kind := remote_filesystem(folder.path):
                 raise ConfigError(
                     f"{folder_path} is on a network or shared file system ({kind}), where SQLite's locks are not "
@@ -200,14 +200,27 @@ def _mapped_errors(path: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in _RESOURCE_ERRNOS:
             raise Unavailable(f"{path} cannot be opened or created now: {error.strerror}", engine="sqlite") from error
-        raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}") from error
+        hint = _hint_at_working_directory(path)
+        raise ConfigError(f"{path} cannot be used for locks: {error.strerror}: {error.filename}{hint}") from error
+
+
+def _hint_at_working_directory(path: str) -> str:
+    """For those who know `sqlite:///x.db` from SQLAlchemy, where it is a file in the working directory."""
+    if not os.path.isdir(f".{os.path.dirname(path)}"):
+        return ""
+    return f"; sqlite:// with a third slash begins an absolute path: for the working directory write sqlite://.{path}"
 
 
 def _open_folder(path: str, private: bool) -> Folder:
+    """The folder of the file with this path."""
+    folder = os.path.dirname(path)
     try:
-        return open_folder(path, private=private)
+        return open_folder(folder, private=private)
     except FileNotFoundError:
-        raise ConfigError(f"the folder {path} does not exist: `mkdir -p -m 700 {shlex.quote(path)}`") from None
+        raise ConfigError(
+            f"the folder {folder} does not exist: `mkdir -p -m 700 {shlex.quote(folder)}`"
+            f"{_hint_at_working_directory(path)}"
+        ) from None
     except NotPrivate as refusal:
         raise ConfigError(
             f"{refusal}; if you trust every user who could, as in most containers, add ?trust_folder=yes to the URL"
