@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -301,3 +302,28 @@ def test_run_with_unwritable_stderr_still_kills_group_after_term(shell, is_alive
     finally:
         with suppress(ProcessLookupError):
             os.killpg(pids[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_signal_around_the_end_of_a_child_ends_the_next_term(when):
+    """`elect` starts another child after a lost term: a SIGTERM that arrives in between must not be forgotten."""
+    program = """
+import os, signal, sys
+from leasehold.cli.run.signals import Interrupted, SignalQueue, raise_on_signals
+
+raise_on_signals()
+queue = SignalQueue()
+queue.open()
+if sys.argv[1] == "before":
+    os.kill(os.getpid(), signal.SIGTERM)
+queue.close()
+if sys.argv[1] == "after":
+    os.kill(os.getpid(), signal.SIGTERM)
+try:
+    raise_on_signals()
+except Interrupted as interrupted:
+    print(interrupted.signum)
+raise_on_signals()
+"""
+    done = subprocess.run([sys.executable, "-c", program, when], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{signal.SIGTERM.value}\n", "")

@@ -31,11 +31,14 @@ class Interrupted(BaseException):
 
 
 def raise_on_signals() -> None:
-    """Raise `Interrupted` on signals, so that a queued claim is withdrawn before it expires (E7). Main thread only."""
+    """Raise `Interrupted` on signals, so that a queued claim is withdrawn before it expires (E7); at once if one has
+    arrived since a queue was closed. Main thread only."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # ignored by `nohup`, and for background jobs of a script
             signal.signal(signum, _raise)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would hide the child's exit status
+    if _late:
+        raise Interrupted(_late.pop(0))
 
 
 def _raise(signum: int, _frame: FrameType | None) -> None:
@@ -57,8 +60,13 @@ class SignalQueue:
                 signal.signal(signum, _already_queued)
 
     def close(self) -> None:
-        """The child has ended: later signals are dropped, because the program is about to exit."""
+        """The child has ended. Signals that ask the program to end are kept for `raise_on_signals`, which `elect` calls
+        before its next term; all others, and those of a program that is about to exit, are dropped."""
+        for signum in TERMINATING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, _keep)
         signal.set_wakeup_fd(-1)
+        _late.extend(signum for signum in self.read(0.0) if signum in TERMINATING)
         self._reader.close()
         self._writer.close()
 
@@ -76,6 +84,13 @@ class SignalQueue:
             return list(self._reader.recv(4096))
         except BlockingIOError:
             return []
+
+
+_late: Final[list[int]] = []
+
+
+def _keep(signum: int, _frame: FrameType | None) -> None:
+    _late.append(signum)
 
 
 def _already_queued(_signum: int, _frame: FrameType | None) -> None:
