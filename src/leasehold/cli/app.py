@@ -52,6 +52,7 @@ COMMANDS = {
     "doctor": "leasehold.cli.doctor.command:doctor",
     "demo": "leasehold.cli.demo.command:demo",
     "bench": "leasehold.cli.bench.command:bench",
+    "advise": "leasehold.cli.advise:advise",
     "docs": "leasehold.cli.docs:docs",
     "completion": "leasehold.cli.completion:completion",
 }
