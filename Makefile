@@ -88,6 +88,10 @@ examples: $(VENV)/.installed ## run the programs in examples/
 	    case $$example in *.py) python $$example;; *) sh $$example;; esac || exit 1; \
 	done
 
+.PHONY: site
+site: $(VENV)/.installed ## the documentation as a site in build/site, one folder per version; needs no network
+	$(PY) site/build.py $(ARGS)
+
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 .PHONY: check

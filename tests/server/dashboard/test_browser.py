@@ -5,17 +5,17 @@ Pictures of every page are written to the folder of LEASEHOLD_PICTURES, if that 
 import contextlib
 import os
 import re
-import shutil
 import threading
 import uuid
 from pathlib import Path
 
 import axe_playwright_python
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from leasehold.server.dashboard import words
 from leasehold.server.dashboard.routes import PAGES
+from tests.support.browser import launch_chromium
 from tests.support.dashboard import new_key
 from tests.support.running_server import SECONDS, poll, running
 
@@ -92,13 +92,8 @@ def fill(server):
 
 @pytest.fixture(scope="module")
 def browser():
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None and not os.environ.get("CI"):
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
+    with launch_chromium() as found:
+        yield found
 
 
 @contextlib.contextmanager

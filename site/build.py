@@ -1,0 +1,79 @@
+"""Build the documentation site: `make site`, or `python site/build.py [OUTPUT]`.
+
+The pages are the Markdown files of this repository, as they are. Sphinx wants all of them below one folder, so they are
+copied into a temporary one at the same relative places, which keeps every relative link valid; a link to a page that
+does not exist fails the build. A version is a folder of the output: build it again and only that folder changes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from sphinx.cmd.build import main as sphinx
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+PAGES = [
+    "docs",
+    "deploy",
+    "examples",
+    "bench/RESULTS.md",
+    "bench/plots",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+]
+
+
+def stage(folder: Path) -> None:
+    """Copy all sources of the site into `folder`."""
+    for page in PAGES:
+        source, target = ROOT / page, folder / page
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copy(source, target)
+    shutil.copytree(HERE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("build.py", "__pycache__"))
+    shutil.copytree(ROOT / "src" / "leasehold" / "server" / "dashboard" / "static", folder / "fonts")
+
+
+def version() -> str:
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def list_versions(output: Path) -> None:
+    """Write the list that the menu of every version reads, and a first page that leads to the newest."""
+
+    def order(name: str) -> list[int]:
+        return [int(part) for part in name.split(".")]
+
+    names = sorted((p.parent.name for p in output.glob("*/index.html") if p.parent.name[0].isdigit()), key=order)
+    names.reverse()
+    (output / "versions.js").write_text(f"window.LEASEHOLD_VERSIONS = {json.dumps(names)};\n")
+    (output / "index.html").write_text(
+        f'<!doctype html><meta charset="utf-8"><title>Leasehold</title>'
+        f'<meta http-equiv="refresh" content="0; url={names[0]}/index.html">'
+        f'<a href="{names[0]}/index.html">Leasehold {names[0]}</a>\n'
+    )
+
+
+def main(output: Path) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        stage(Path(folder))
+        target = output / version()
+        shutil.rmtree(target, ignore_errors=True)
+        code = sphinx(["-q", "-W", "--keep-going", "-E", "-d", f"{folder}/.doctrees", folder, str(target)])
+    if code == 0:
+        list_versions(output)
+        print(f"open {target / 'index.html'}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "site").resolve()))

@@ -1,0 +1,85 @@
+"""The documentation site, built from the pages of this repository and opened from disk in a browser."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.browser import launch_chromium
+from tests.support.paths import ROOT
+
+pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("site")]
+
+PAGES = [
+    "index.html",
+    "docs/tutorial.html",
+    "docs/guarantees/redis.html",
+    "docs/reference/cli.html",
+    "python/blocking.html",
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built version. Sphinx ends with an error at the first broken link or page outside the menu."""
+    output = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, ROOT / "site" / "build.py", output], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    [version] = output.glob("*/index.html")
+    return version.parent
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launch_chromium() as found:
+        yield found
+
+
+def test_page_fits_a_phone_and_reports_no_error(site, browser) -> None:
+    for scheme in ("light", "dark"):
+        page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+        errors: list[str] = []
+        page.on(
+            "console", lambda message, errors=errors: errors.append(message.text) if message.type == "error" else None
+        )
+        page.on("requestfailed", lambda request, errors=errors: errors.append(request.url))
+        page.on("request", lambda request, errors=errors: request.url.startswith("file:") or errors.append(request.url))
+        for name in PAGES:
+            page.goto((site / name).as_uri())
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert (name, width, errors) == (name, 390, [])
+        page.close()
+
+
+def test_search_works_without_a_server(site, browser) -> None:
+    page = browser.new_page()
+    page.goto((site / "search.html").as_uri() + "?q=zombie")
+    page.wait_for_selector("ul.search a")
+    assert page.locator("ul.search a").count() > 0
+    page.close()
+
+
+def test_menu_offers_the_versions_beside_this_one(site, browser) -> None:
+    versions = site.parent / "versions.js"
+    kept = versions.read_text()
+    versions.write_text(f'window.LEASEHOLD_VERSIONS = ["9.0.0", "{site.name}"];\n')
+    try:
+        page = browser.new_page()
+        page.goto((site / "docs" / "tutorial.html").as_uri())
+        assert page.locator("select.versions").input_value() == site.name
+        assert page.locator("select.versions option").all_text_contents() == ["9.0.0", site.name]
+        page.close()
+    finally:
+        versions.write_text(kept)
+
+
+def test_api_pages_have_every_public_name(site) -> None:
+    import leasehold
+
+    text = "".join(path.read_text() for path in (site / "python").glob("*.html"))
+    packages = {"fences", "telemetry", "versioned"}
+    assert [name for name in leasehold.__all__ if name not in packages and f'id="leasehold.{name}"' not in text] == []
