@@ -8,6 +8,7 @@ import ast
 import importlib
 import inspect
 import json
+import math
 import re
 import sys
 import textwrap
@@ -193,6 +194,21 @@ def comparison_table() -> str:
     return table(("approach", *comparison.FAULTS), comparison.table_rows(comparison.load_results()))
 
 
+def breaking_table() -> str:
+    """The results of `python -m bench.breaking`, and how many servers at half of that carry 100,000 requests/s."""
+    found = json.loads((DOCS / "evidence" / "breaking.json").read_text(encoding="utf-8"))
+    rows = []
+    for engine, result in found.items():
+        sustained = result["sustained"] or 0.0
+        broken = next((step for step in reversed(result["steps"]) if step["rate"] == result["broke_at"]), None)
+        limit = re.split("[:,]", result["limited_by"] or "")[0] + (
+            f"; clients {broken['client_cpu']:.0%}" if broken else ""
+        )
+        servers = "—" if engine in ("memory", "sqlite") or not sustained else f"{math.ceil(100_000 / sustained):,}"
+        rows.append((engine, f"{sustained:,.0f}", f"{2 * sustained:,.0f}", result["broke_by"] or "", limit, servers))
+    return table(("engine", "pairs/s", "requests/s", "broke by", "limited by", "servers for 100,000 requests/s"), rows)
+
+
 def comparison_costs() -> str:
     """What each approach costs, as `make comparison` measured it, what it needs, and what it is for."""
     head = ("approach", "cost of an update", "needs", "use it for")
@@ -262,6 +278,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "server settings": server_settings_table,
     "comparison": comparison_table,
     "comparison costs": comparison_costs,
+    "breaking": breaking_table,
     "lab matrix": lambda: lab_table(lab.matrix_table(lab.load())),
     "lab setups": lambda: lab_table(lab.setups_table(lab.load())),
     "lab pauses": lambda: lab_table(lab.pauses_table(lab.load())),
