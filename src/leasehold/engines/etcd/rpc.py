@@ -212,7 +212,9 @@ class RpcClient:
         connection = self._connection
         if connection is not None:
             try:
-                connection.start(GrpcStream(None), method.path, self._metadata(5.0), messages.encode(request), True)
+                connection.start(
+                    GrpcStream(None), method.path, self._metadata(method, 5.0), messages.encode(request), True
+                )
             except (ConnectionBroken, LeaseholdError) as error:
                 _log.debug("request not sent: %s", error)
 
@@ -273,12 +275,14 @@ class RpcClient:
     ) -> tuple[GrpcConnection, GrpcStream]:
         connection = await self.get_connection(deadline)
         stream = GrpcStream(self._runtime.signal())
-        metadata = self._metadata(max(deadline - self._runtime.now(), 0.001))
+        metadata = self._metadata(method, max(deadline - self._runtime.now(), 0.001))
         connection.start(stream, method.path, metadata, body, end)
         return connection, stream
 
-    def _metadata(self, seconds: float) -> list[Header]:
-        metadata = [HAS_LEADER, Header(b"grpc-timeout", b"%dm" % max(1, min(int(seconds * 1000), 99_999_999)))]
+    def _metadata(self, method: RpcMethod[M], seconds: float) -> list[Header]:
+        metadata = [Header(b"grpc-timeout", b"%dm" % max(1, min(int(seconds * 1000), 99_999_999)))]
+        if method is not messages.STATUS:  # which a member without a leader is asked about itself
+            metadata.append(HAS_LEADER)
         if self._memory.auth_token:
             metadata.append(Header(b"token", self._memory.auth_token.encode()))
         return metadata
