@@ -37,7 +37,7 @@ def make_app(settings: dict[str, Any]) -> Celery:
     def enter(self, name, lease):
         assert leasehold.current_lease() is lease is self.request.lease
         note("in", lease.token)
-        time.sleep(0.01)
+        time.sleep(0.01)  # pause: work, during which another task could enter
         note("out", lease.token)
 
     @task(name="hold")

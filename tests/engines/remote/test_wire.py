@@ -48,6 +48,7 @@ claims = st.builds(
     st.integers(0, 2**53),
     st.just(inf),
     st.none(),
+    st.just(False),  # `process_bound` is never sent
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -71,7 +71,7 @@ def test_loop_goes_on_while_a_thread_uses_its_connection(path, threads) -> None:
         user.start()
         taken.wait(60)
         acquiring = asyncio.create_task(client.lock("a").acquire())
-        await asyncio.sleep(0.05)  # the loop runs
+        await asyncio.sleep(0.05)  # pause: the loop runs
         assert not acquiring.done()
         done.set()
         lease = await acquiring
@@ -89,7 +89,7 @@ def test_loop_retries_while_another_process_is_in_a_transaction(path) -> None:
             db = probe.engine(other)._connection._db
             db.execute("begin immediate")
             acquiring = asyncio.create_task(client.lock("a").acquire())
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # pause: the loop runs
             assert not acquiring.done()
             db.execute("rollback")
             await (await acquiring).release()
