@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -97,6 +98,32 @@ def test_orphan_killer_keeps_the_descriptor_until_the_group_is_gone(wait_until):
         os.read(reader, 1)
     command.wait()
     wait_until(lambda: os.waitpid(orphan_killer._pid, os.WNOHANG)[0])
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root, to start processes of two users")
+def test_orphan_killer_keeps_the_descriptor_beside_another_users_command(wait_until):
+    """`leasehold run j -- sudo CMD`, and the wrapper is killed: CMD cannot be killed, and the name was free at once."""
+    reader, writer = os.pipe()
+    command = subprocess.Popen(["sleep", "600"], process_group=0)
+    try:
+        if (wrapper := os.fork()) == 0:
+            try:
+                os.close(reader)
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                OrphanKiller(command.pid).keep_open(writer, 600.0)
+            finally:
+                os._exit(0)  # as if the wrapper had been killed
+        os.close(writer)
+        os.waitpid(wrapper, 0)
+        assert select.select([reader], [], [], 0.3)[0] == []  # many polls of the group later
+    finally:
+        command.kill()
+        command.wait()
+    assert select.select([reader], [], [], 60)[0] == [reader]
     assert os.read(reader, 1) == b""
     os.close(reader)
 

@@ -64,11 +64,14 @@ def _watch(group: int, reader: socket.socket) -> NoReturn:
                 kind, ttl = _MESSAGE.unpack(message)
                 if kind == _DONE:
                     os._exit(0)
-        os.killpg(group, signal.SIGKILL)
-        # Until the group is gone: `killpg` raises then. Dead processes that no process waits for stay in it.
+        # Until the group is gone: `killpg` raises ProcessLookupError then. Dead processes that no process waits for
+        # stay in it, and so do those of another user (`-- sudo CMD`), which cannot be killed from here.
         end = time.monotonic() + ttl
-        while time.monotonic() < end:
+        while True:
+            with suppress(PermissionError):
+                os.killpg(group, signal.SIGKILL)
+            if time.monotonic() >= end:
+                break
             time.sleep(_GROUP_POLL_INTERVAL)
-            os.killpg(group, 0)
     finally:
         os._exit(0)
