@@ -22,6 +22,7 @@ from leasehold.model import Traits
 T = TypeVar("T")
 
 URL_VARIABLE: Final = "LEASEHOLD_URL"
+API_KEY_VARIABLE: Final = "LEASEHOLD_API_KEY"  # for lock servers
 # Other names of a scheme, as other libraries write them.
 SCHEME_ALIASES: Final = {
     "postgres": "postgresql",

@@ -33,10 +33,11 @@ def secret_url():
 
 
 @needs_proc
-def test_command_gets_no_password_and_no_lease(shell, secret_url):
+def test_command_gets_no_password_no_lease_and_no_api_key(shell, secret_url):
     lease = shell("acquire", "other", LEASEHOLD_URL=secret_url)
     secret_id = json.loads(lease.stdout)["id"]
-    done = shell("run", "j", "--", "sh", "-c", LOOK, LEASEHOLD_URL=secret_url, LEASEHOLD_LEASE=lease.stdout)
+    secrets = {"LEASEHOLD_LEASE": lease.stdout, "LEASEHOLD_API_KEY": f"lh_web_{SECRET}"}
+    done = shell("run", "j", "--", "sh", "-c", LOOK, LEASEHOLD_URL=secret_url, **secrets)
     assert done.returncode == 0, done.stderr
     assert "LEASEHOLD_TOKEN=" in done.stdout
     for text in (done.stdout, done.stderr):

@@ -13,9 +13,9 @@ from contextlib import suppress
 import pytest
 
 from leasehold import Client, ConfigError, LeaseholdError, Unavailable
-from leasehold.config import EngineConfig
+from leasehold.config import API_KEY_VARIABLE, EngineConfig
 from leasehold.engines.remote.servers import Servers
-from leasehold.engines.remote.url import API_KEY_VARIABLE, parse_url, read_api_key
+from leasehold.engines.remote.url import parse_url, read_api_key
 from leasehold.errors import AccessDenied
 from tests.support.scripted_server import free_engine, problem, response
 

@@ -34,7 +34,7 @@ from leasehold.cli.run.signals import Interrupted, SignalQueue
 from leasehold.cli.run.supervisor import OnLost, Supervisor
 from leasehold.cli.run.telemetry import RunTelemetry, telemetry_options
 from leasehold.cli.run.terminal import Terminal
-from leasehold.config import URL_VARIABLE
+from leasehold.config import API_KEY_VARIABLE, URL_VARIABLE
 from leasehold.errors import LeaseholdError, LeaseLost, NotAcquired, SelfDeadlock
 
 EXAMPLES = """
@@ -208,9 +208,9 @@ def run(
     its lease is lost.
 
     CMD uses the same engine: `leasehold run` passes -u and --namespace on as LEASEHOLD_URL and LEASEHOLD_NAMESPACE. It
-    passes no secrets on: it removes LEASEHOLD_LEASE, and if the URL has a password, CMD gets an empty LEASEHOLD_URL, so
-    that a `leasehold` in CMD fails instead of using another engine. If CMD needs that URL, pass it in a variable with
-    another name.
+    passes no secrets on: it removes LEASEHOLD_LEASE and LEASEHOLD_API_KEY, and if the URL has a password, CMD gets an
+    empty LEASEHOLD_URL, so that a `leasehold` in CMD fails instead of using another engine. If CMD needs that URL or
+    key, pass it in a variable with another name.
 
     SIGTERM, SIGINT, SIGHUP and SIGQUIT go to CMD and its process group. `leasehold run` then waits until CMD has ended,
     however long that takes, releases the lease and exits with the exit code of CMD. If the engine does not answer,
@@ -393,7 +393,9 @@ def lease_environment(lease: Lease) -> dict[str, str | None]:
 def engine_environment(console: Console) -> dict[str, str | None]:
     """The engine and namespace of this command for CMD, as far as they may be seen: a process's environment is readable
     by every process of its user, and often logged."""
-    found: dict[str, str | None] = {"LEASEHOLD_NAMESPACE": console.namespace} if console.namespace else {}
+    found: dict[str, str | None] = {API_KEY_VARIABLE: None}
+    if console.namespace:
+        found["LEASEHOLD_NAMESPACE"] = console.namespace
     if console.url is not None and has_password(console.url):
         found[URL_VARIABLE] = ""  # an error for a `leasehold` in CMD; without it, that would use another engine
     elif console.url is not None:

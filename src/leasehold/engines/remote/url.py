@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from leasehold import files
-from leasehold.config import EngineConfig
+from leasehold.config import API_KEY_VARIABLE, EngineConfig
 from leasehold.engines.tls import check_readable, client_context
 from leasehold.errors import ConfigError
 from leasehold.runtime.net.blocking import SocketAddress
 
-API_KEY_VARIABLE: Final = "LEASEHOLD_API_KEY"
 DEFAULT_PORT: Final = 7420
 _MAX_KEY: Final = 512  # characters
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]")
