@@ -209,18 +209,27 @@ def test_holder_whose_wakeup_thread_ended_is_not_dead(url, monkeypatch, wait_unt
         assert isinstance(attempt(client), Busy)
 
 
-def test_holder_that_cannot_remove_its_old_socket_is_not_dead(url, monkeypatch) -> None:
+def test_holder_whose_replaced_socket_comes_back_is_not_dead(url) -> None:
+    """It was moved away and back, as its folder may be, and the holder has bound a new one in between."""
     with Client(url) as holder, Client(url) as client:
         attempt(holder)
         bound = probe.engine(holder)._wakeup_socket
-        monkeypatch.setattr(bound, "_remove_file", lambda address: False)
-        monkeypatch.setattr(bound, "is_reachable", lambda address: False)
-        first = bound.address
-        bound.ensure_bound(probe.runtime(holder))
-        assert bound.address != first
+        first = Path(bound._socket_path(bound.address))
+        moved = first.rename(first.with_suffix(".moved"))
+        assert bound.ensure_bound(probe.runtime(holder)) != first.name
+        moved.rename(first)
         assert isinstance(attempt(client), Busy)
-        monkeypatch.undo()
-        os.unlink(bound._socket_path(first))
+
+
+def test_client_whose_socket_is_removed_again_and_again_keeps_few_open(url, monkeypatch) -> None:
+    monkeypatch.setattr(wakeup_socket, "_MAX_RETIRED", 3)
+    with Client(url) as client:
+        bound = probe.engine(client)._wakeup_socket
+        client.ping()
+        for _ in range(8):
+            bound.ensure_bound(probe.runtime(client))
+            bound.unlink_socket()
+        assert len(bound._retired) == 3
 
 
 def test_nothing_is_proved_if_the_boot_is_unknown(url) -> None:

@@ -43,6 +43,7 @@ _log = logging.getLogger("leasehold.sqlite")
 _MAX_PATH_BYTES: Final = 100  # of a socket's path; the limit is 103 on macOS, 107 on Linux
 _SEND_TIMEOUT_US: Final = 20_000  # microseconds: a socket buffers ten messages until its client has to read them
 _STALE_AFTER: Final = 60.0  # a socket accepts messages only a moment after its file appears: keep young files
+_MAX_RETIRED: Final = 100  # a member of the group that shares the folder can have a client replace its socket any time
 _ADDRESS: Final = re.compile("[0-9a-f]{17,}")  # a client's id and the number of the socket
 _UNREACHABLE_ERRNOS: Final = (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK, errno.ENOTDIR)
 
@@ -57,7 +58,7 @@ class WakeupSocket:
         self._mutex: Mutex = runtime.mutex()  # for the receiving socket
         self._senders_mutex: Mutex = runtime.mutex()
         self._socket: socket.socket | None = None
-        self._retired: list[socket.socket] = []  # replaced, but kept open, because their files could not be removed
+        self._retired: list[socket.socket] = []  # replaced, but kept open: their files may come back
         self._stop_flag: list[bool] = []  # of the current listener; not empty: it must stop
         self._senders: tuple[socket.socket, socket.socket] | None = None  # to probe, and to send
         self._folder_fd = -1
@@ -161,6 +162,13 @@ class WakeupSocket:
             if registry is None or self.is_reachable(self.address):
                 return
             rebound = bool(self.address)
+            if self._socket is not None:
+                try:
+                    self._retired.append(self._socket.dup())
+                except OSError:  # too many open files
+                    return
+                if len(self._retired) > _MAX_RETIRED:
+                    self._retired.pop(0).close()
             self._unbind()
             self._bind_count += 1
             address = f"{registry.client_id}{self._bind_count:x}"
@@ -286,18 +294,6 @@ class WakeupSocket:
             sender.close()
         return senders
 
-    def _remove_file(self, address: str) -> bool:
-        """Whether the file of the socket is gone, so that closing the socket proves nothing to others."""
-        with suppress(OSError):
-            os.unlink(self._socket_path(address))
-        try:
-            os.lstat(self._socket_path(address))
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return False
-
     def _unbind(self, forked: bool = False) -> None:
         sock, self._socket, address, self.address = self._socket, None, self.address, ""
         listener_ended = bool(self._stop_flag)
@@ -307,8 +303,8 @@ class WakeupSocket:
                 each.close()
             self._retired = []
         elif sock is not None:
-            if not self._remove_file(address):
-                self._retired.append(sock.dup())
+            with suppress(OSError):
+                os.unlink(self._socket_path(address))
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # the listener ends and closes it; in a child, the parent's would end
             if listener_ended:
