@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import click
 import pytest
 
 from leasehold import Client
+from leasehold.cli import server_api
 from leasehold.cli.server_api import ServerApi
 from leasehold.cli.stats import _stats_lines
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
@@ -130,6 +132,9 @@ def answering(status: int, body: bytes, seen: list[str] | None = None):
         (404, b'{"type": "x/not-found"}', ConfigError),
         (403, b'{"type": "x/forbidden", "detail": "no"}', AccessDenied),
         (503, b'{"type": "x/overloaded", "detail": "no"}', Unavailable),
+        pytest.param(200, b"[" * 200_000, Unavailable, id="deep"),
+        pytest.param(200, b'{"a": [' + b"[]," * 200_000 + b"[]]}", Unavailable, id="many values"),
+        pytest.param(200, b'{"a": "' + b"x" * 8_000_000 + b'"}', Unavailable, id="long"),
     ],
 )
 def test_answer_that_is_no_answer_raises(status, body, error):
@@ -139,6 +144,34 @@ def test_answer_that_is_no_answer_raises(status, body, error):
             api.get("/v1/stats")
         api.close()
     assert isinstance(raised.value, error)
+
+
+@pytest.mark.parametrize("begin", [b"", b"\r\nContent-Length: 1200\r\n\r\n"], ids=["headers", "body"])
+def test_answer_without_an_end_is_cut_off(monkeypatch, begin):
+    """Each byte comes in time for the timeout of a socket."""
+    monkeypatch.setattr(server_api, "_TIMEOUT", 0.2)
+    over = threading.Event()
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                self.request.recv(65536)
+                self.request.sendall(b"HTTP/1.1 200 OK" + begin)
+                for _ in range(1200):  # a minute
+                    self.request.sendall(b" ")
+                    over.wait(0.05)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            with pytest.raises(Unavailable, match="timed out"):
+                ServerApi(f"http://127.0.0.1:{server.server_address[1]}").get("/v1/stats")
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize(

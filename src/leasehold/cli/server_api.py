@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -17,7 +20,9 @@ from leasehold.engines.remote.url import parse_url, read_api_key
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 
 _TIMEOUT: Final = 5.0
-_MAX_BODY: Final = 64 * 1024 * 1024
+_MAX_BODY: Final = 4 * 1024 * 1024
+_MAX_CONTAINERS: Final = 100_000  # lists and objects of an answer: three bytes of text can take eighty of memory
+_MAX_VALUES: Final = 500_000
 
 
 def is_server(url: str | None) -> bool:
@@ -73,6 +78,7 @@ class ServerApi:
                 if self._url.tls is None
                 else http.client.HTTPSConnection(host, port, timeout=_TIMEOUT, context=self._url.tls)
             )
+            self._connection.response_class = _Response
         headers = {"Accept": "application/json", "User-Agent": f"leasehold/{__version__}"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -81,10 +87,10 @@ class ServerApi:
         return response.status, response.read(_MAX_BODY)
 
     def _read(self, path: str, status: int, body: bytes) -> dict[str, Any]:
-        try:
-            found = json.loads(body)
-        except ValueError:
-            found = None
+        found = None
+        if body.count(b"[") + body.count(b"{") <= _MAX_CONTAINERS and body.count(b",") <= _MAX_VALUES:
+            with suppress(ValueError, RecursionError):
+                found = json.loads(body)
         if not isinstance(found, dict):
             text = f"the server answered {path} with {status}, and not as a Leasehold server does"
             raise Unavailable(text, engine=self._config.scheme)
@@ -98,3 +104,30 @@ class ServerApi:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+class _Response(http.client.HTTPResponse):
+    """Must be complete within the timeout. That of a socket starts again at every byte."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp: io.BufferedReader = io.BufferedReader(_Reader(sock, self.fp.detach(), time.monotonic() + _TIMEOUT))
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase, deadline: float) -> None:
+        self._socket, self._raw, self._deadline = sock, raw, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()  # the connection closes its socket only then
+        super().close()
