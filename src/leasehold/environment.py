@@ -50,13 +50,12 @@ def current_lease(name: str | None = None) -> Lease | AsyncLease | CurrentLease:
     name is given, if the block is that of a multilock and no name is given, or if the environment has a value that
     `leasehold run` never sets.
     """
-    entered = ENTERED.get()
-    if name is None and entered and not entered[-1]:  # the token of an outer block is that of another name
-        raise ConfigError(
-            "the `with` block in which this task was created has been left, and its lease is released: wait for the "
-            "task inside of the block, or pass the name of an outer lease, current_lease(NAME)"
-        )
-    for leases in reversed(entered):
+    for leases in reversed(ENTERED.get()):
+        if name is None and not leases and not leases.was_left_here():  # the token of an outer block is of another name
+            raise ConfigError(
+                "the `with` block in which this task was created has been left, and its lease is released: wait for "
+                "the task inside of the block, or pass the name of an outer lease, current_lease(NAME)"
+            )
         matching: list[Any] = [lease for lease in leases if name is None or lease.name == name]
         if name is None and len(matching) > 1:
             names = ", ".join(repr(lease.name) for lease in matching)

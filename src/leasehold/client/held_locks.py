@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
+from weakref import ref
 
 from leasehold.runtime.base import Interrupt, Runtime
 
@@ -21,9 +22,32 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = tuple[Hashable, str]
 
-# For `current_lease`: the leases of each `with` around the running code, outermost first. The list of a `with` that was
-# left is empty, whichever thread or task left it: contexts are copied, and no other one can be changed from there.
-ENTERED: Final[ContextVar[tuple[list[BaseLease], ...]]] = ContextVar("leasehold_entered", default=())
+
+class EnteredLeases(list["BaseLease"]):
+    """The leases of one `with`, for `current_lease`. Empty once that was left, whichever thread or task left it."""
+
+    __slots__ = ("_left_by",)
+
+    def leave(self, runtime: Runtime) -> None:
+        self.clear()
+        owner = runtime.blocked_task() or runtime.owner()
+        try:
+            self._left_by: tuple[Runtime, Callable[[], object]] = runtime, ref(owner)  # a copied context may live long
+        except TypeError:  # the key of a thread
+            self._left_by = runtime, lambda: owner
+
+    def was_left_here(self) -> bool:
+        """Of an empty list: whether the running thread or task itself has left the `with`, so that the one around it
+        is current again. A task that was created in the `with` has not."""
+        runtime, left_by = self._left_by
+        return left_by() is (runtime.blocked_task() or runtime.owner())
+
+
+# Of each `with` around the running code, outermost first. Contexts are copied, and no other one can be changed from
+# here. Leaving a `with` does not set the variable: the garbage collector may close a generator, and so leave its
+# `with`, while CPython sets any variable of this context, and a second `set` inside the first crashes the interpreter.
+# The next `with` drops what was left.
+ENTERED: Final[ContextVar[tuple[EnteredLeases, ...]]] = ContextVar("leasehold_entered", default=())
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +59,7 @@ class HeldLock:
     interrupt: Interrupt | None = None
     task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
     released: bool = False  # leaving the `with` releases nothing more
-    entered: list[BaseLease] = field(default_factory=list)  # what ENTERED has of its `with`, until that is left
+    entered: EnteredLeases = field(default_factory=EnteredLeases)  # what ENTERED has of its `with`
     reentered: bool = False  # a hold of a lease that was held before: it counts in the lease's depth, recorded or not
 
 

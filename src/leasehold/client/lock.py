@@ -271,8 +271,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
         """Release, and raise `LeaseLost` if the lease was lost, by the clock, before anything was sent. `exited`: the
         entry that is left, for `_rollback_exit`."""
         held_lock = self._core.held_locks.pop(self.name, self, frame, exited)
-        held_lock.entered.clear()
-        ENTERED.set(tuple(filter(None, ENTERED.get())))
+        held_lock.entered.leave(self._core.runtime)
         interrupted = held_lock.interrupt is not None and held_lock.interrupt.disarm(kind)
         lease = held_lock.lease
         if not held_lock.released:
@@ -288,7 +287,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
     def _rollback_enter(self, entered: list[HeldLock]) -> None:
         """After Ctrl-C while entering a `with`: release what this one acquired, recorded or not yet."""
         for held_lock in entered:
-            held_lock.entered.clear()
+            held_lock.entered.leave(self._core.runtime)
             if (self._core.held_locks.remove(held_lock) or held_lock.reentered) and not held_lock.released:
                 held_lock.lease._release_nowait(held_lock)
 
@@ -297,7 +296,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
         if not exited and (held_lock := self._core.held_locks.pop_if_present(self, frame)):
             exited.append(held_lock)
         for held_lock in exited:
-            held_lock.entered.clear()
+            held_lock.entered.leave(self._core.runtime)
             self._core.held_locks.remove(held_lock)
             if not held_lock.released:
                 held_lock.lease._release_nowait(held_lock)

@@ -133,7 +133,7 @@ def roll_back(members: list[MemberLock]) -> None:
     error: BaseException | None = None
     while members:
         lock, held_lock = members[-1]
-        held_lock.entered.clear()
+        held_lock.entered.leave(lock._core.runtime)
         try:
             lock._core.held_locks.remove(held_lock)
             held_lock.lease._rollback(held_lock)
@@ -242,8 +242,7 @@ class BaseMultiLock(LeaseAttributes, Generic[L, S]):
         """Release all. Whether one was lost is decided by the clock before anything is sent, or by the engine's answer
         to the release. `exited` as for a lock."""
         for lock in reversed(self._sorted_locks):
-            lock._core.held_locks.pop(lock.name, self, frame, exited).entered.clear()
-        ENTERED.set(tuple(filter(None, ENTERED.get())))
+            lock._core.held_locks.pop(lock.name, self, frame, exited).entered.leave(lock._core.runtime)
         interrupt = next((held_lock.interrupt for held_lock in exited if held_lock.interrupt is not None), None)
         interrupted = interrupt is not None and interrupt.disarm(kind)
         leases = [held_lock.lease for held_lock in reversed(exited)]
@@ -265,7 +264,7 @@ class BaseMultiLock(LeaseAttributes, Generic[L, S]):
                 if (held_lock := lock._core.held_locks.pop_if_present(self, frame)) is not None:
                     exited.append(held_lock)
         for held_lock in exited:
-            held_lock.entered.clear()
+            held_lock.entered.leave(held_lock.lease._core.runtime)
             held_lock.lease._core.held_locks.remove(held_lock)
             if not held_lock.released:
                 held_lock.lease._release_nowait(held_lock)
