@@ -188,7 +188,7 @@ def test_demo_without_name_runs_what_it_can_on_a_base_install(shell, hide_redis)
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("size", [50, 500])
+@pytest.mark.parametrize("size", [50, pytest.param(500, marks=pytest.mark.faults)])
 def test_herd_of_smallest_and_largest_size_behaves_as_expected(shell, size):
     code, report, errors = run_demo(shell, "thundering-herd", "--size", str(size))
     assert (code, report["as_expected"], errors) == (0, True, ""), report

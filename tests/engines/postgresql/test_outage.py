@@ -40,7 +40,7 @@ def test_grant_and_waiter_survive_a_server_restart(database, wait_until, backgro
         assert got[0].release()
 
 
-@pytest.mark.extended
+@pytest.mark.faults
 def test_tokens_rise_after_a_crash_with_durable_no(start_postgresql) -> None:
     """The server writes its log as late as it can, so that a crash loses commits of the client that does not wait."""
     server = start_postgresql("wal_writer_delay=10s", "wal_writer_flush_after=2GB")
