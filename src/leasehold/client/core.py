@@ -270,7 +270,7 @@ class ClientCore:
     def report_refusal(
         self, claim: Claim, token: int, stale: StaleToken, fence: FenceKind, slot: int | None = None
     ) -> None:
-        """A fence refused a token. A lock server is told as well: no other server sees what happens at a resource."""
+        """A fence refused a token. It is reported to a lock server, too: no server sees what happens at a resource."""
         self.emit("stale_token", claim, token=token, reason=str(stale), slot=slot, fence=fence, seen=stale.highest)
         self.registry.report_refusal(claim, token, stale, fence)
 

@@ -156,7 +156,7 @@ class SqliteConnection:
 
     def checkpoint(self) -> None:
         """On a thread: move the log into the file, so that no commit of the event loop has to. The first write after
-        that starts the log anew and waits for the disk, so it is made here, too."""
+        that begins a new log and waits for the disk, so it is made here, too."""
         self._check_reentry()
         with self._mutex, suppress(sqlite3.Error):
             if self._db is not None:
