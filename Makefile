@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
 # What the wheel is made of. Folders are listed too: their time changes when a file is deleted.
-PACKED := pyproject.toml $(wildcard README.md LICENSE) \
+PACKED := pyproject.toml $(wildcard README.md LICENSE tools/hatch_build.py tools/man.py tools/version.py) \
     $(shell find src docs/ -not -name '*.pyc' -not -name __pycache__ 2>/dev/null)
 
 # Branch coverage, in per cent, that each of the gated parts must reach, and the tests that are run for it: without
@@ -49,20 +49,29 @@ test: $(VENV)/.installed servers ## first tier: passes on any machine, however b
 
 .PHONY: extended
 extended: $(VENV)/.installed servers ## second tier: promises in seconds, more deployments of each engine
-	LEASEHOLD_MEASURE=1 $(PY) $(PYTEST) -n 3 -m "(extended or measured) and not faults" $(ARGS)
+	LEASEHOLD_MEASURE=1 $(PY) $(PYTEST) -n 3 -m "(extended or measured) and not faults" -o faulthandler_timeout=1800 $(ARGS)
 
 .PHONY: faults
 faults: $(VENV)/.installed servers ## the second tier, the whole fault matrix and the long simulations: an hour or more
 	LEASEHOLD_MEASURE=1 LEASEHOLD_SEEDS=10000 $(PY) $(PYTEST) -m "extended or measured or faults" -o faulthandler_timeout=7200 $(ARGS)
+
+.PHONY: interpreters
+interpreters: $(VENV)/.installed ## the tests without servers on each other Python that this machine has; needs the network
+	$(PY) tools/interpreters.py "$$(echo ./$(VENV)/wheel/*.whl)" -n $(JOBS) --dist worksteal $(ARGS)
+
+.PHONY: oldest
+oldest: $(VENV)/.oldest servers ## the tests of the integrations, with the oldest versions of the frameworks; needs the network
+	$(VENV)/oldest/bin/python -m pytest -n 2 -m "not faults" tests/integrations $(ARGS)
 
 .PHONY: slow
 slow: $(VENV)/.installed servers ## where the processor time of the first tier goes, whatever else the machine does
 	$(PY) $(PYTEST) -q -p tools.slow $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.peers servers ## measure, beside other lock packages; all of it into bench/RESULTS.md: make bench ARGS=report
+bench: $(VENV)/.peers $(VENV)/.installed servers ## measure, beside other lock packages; all of it into bench/RESULTS.md: make bench ARGS=report
 ifeq ($(strip $(ARGS)),report)
 	$(VENV)/peers/bin/python -m bench.report
+	$(PY) tests/docs/test_tables.py
 else
 	$(VENV)/peers/bin/python -m bench $(ARGS)
 endif
@@ -91,6 +100,16 @@ examples: $(VENV)/.installed ## run the programs in examples/
 .PHONY: site
 site: $(VENV)/.installed ## the documentation as a site in build/site, one folder per version; needs no network
 	$(PY) site/build.py $(ARGS)
+
+# -- the release -------------------------------------------------------------------------------------------------------
+
+.PHONY: dist
+dist: $(VENV)/.dist ## sdist, wheel, SBOM and checksums of the last commit in dist/, built twice and compared
+	$(VENV)/dist/bin/python tools/dist.py
+
+.PHONY: man
+man: $(VENV)/.installed ## the manual pages in build/man: man -l build/man/leasehold-run.1
+	$(PY) tools/man.py build/man
 
 # -- the checks --------------------------------------------------------------------------------------------------------
 
@@ -148,7 +167,7 @@ $(VENV)/.made:
 # The tests meet the package as users do: built, then installed. pip asks the network only for what is not there yet.
 $(VENV)/.built: $(VENV)/.made $(PACKED)
 	@rm -rf $(VENV)/wheel
-	$(PIP) install hatchling
+	$(PIP) install hatchling click
 	$(PY) -m hatchling build --target wheel --directory $(VENV)/wheel
 	@touch $@
 
@@ -156,7 +175,22 @@ $(VENV)/.built: $(VENV)/.made $(PACKED)
 $(VENV)/.peers: $(VENV)/.built bench/requirements.txt
 	$(PYTHON) -m venv --clear $(VENV)/peers
 	$(VENV)/peers/bin/python -m pip --no-input --disable-pip-version-check -qq install \
-	    "$$(echo ./$(VENV)/wheel/*.whl)[all]" -r bench/requirements.txt
+	    "$$(echo ./$(VENV)/wheel/*.whl)[all,otel,server]" -r bench/requirements.txt
+	@touch $@
+
+# The frameworks in their oldest versions, in an environment of their own.
+$(VENV)/.oldest: $(VENV)/.built tools/oldest-frameworks.txt
+	$(PYTHON) -m venv --clear $(VENV)/oldest
+	$(VENV)/oldest/bin/python -m pip --no-input --disable-pip-version-check -qq install \
+	    "$$(echo ./$(VENV)/wheel/*.whl)[all,alembic,apscheduler,celery,cron,django,fastapi,prometheus,otel,server]" \
+	    -r tools/oldest-frameworks.txt
+	@touch $@
+
+# The tools that build a release, checked against their hashes.
+$(VENV)/.dist: $(VENV)/.made tools/build-requirements.txt
+	$(PYTHON) -m venv --clear $(VENV)/dist
+	$(VENV)/dist/bin/python -m pip --no-input --disable-pip-version-check -qq install \
+	    --require-hashes --only-binary :all: -r tools/build-requirements.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.built

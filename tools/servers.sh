@@ -21,6 +21,9 @@ servers=(
     prometheus-alertmanager # amtool
     tmux # a terminal for `leasehold top`
     chromium # a browser for the dashboard
+    zsh # shells that complete commands
+    fish
+    man-db # renders the manual pages
 )
 
 wanted=("$@")

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -14,11 +15,13 @@ import yaml
 from leasehold.cli.serve import serve
 from leasehold.server.app import ROUTES
 from leasehold.server.settings import CONFIG_VARIABLE, SETTINGS, read
+from tests.support.program import PROGRAM
 from tests.support.running_server import running
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "systemd" / "leasehold.service"
 CONTAINER = DEPLOY / "container" / "Containerfile"
+COMPOSE = DEPLOY / "compose"
 KUBERNETES = DEPLOY / "kubernetes"
 FLAGS = {flag for param in serve.params if isinstance(param, click.Option) for flag in param.opts}
 MANIFESTS = [path for path in sorted(KUBERNETES.glob("*.yaml")) if path.name != "kustomization.yaml"]
@@ -127,11 +130,82 @@ def test_container_runs_the_program_as_its_own_user():
 
 
 def test_container_installs_extras_that_exist():
-    extras = re.search(r"/src\[([a-z,]+)\]", CONTAINER.read_text())[1].split(",")
+    extras = re.search(r"\$\{wheel\}\[([a-z,]+)\]", CONTAINER.read_text())[1].split(",")
     project = (DEPLOY.parent / "pyproject.toml").read_text()
     assert "server" in extras
     for extra in extras:
         assert re.search(rf"(?m)^{extra} = \[", project)
+
+
+# -- compose
+
+
+def compose():
+    return yaml.safe_load((COMPOSE / "compose.yaml").read_text())
+
+
+def test_compose_services_are_hardened_and_refer_to_what_exists():
+    found = compose()
+    services = found["services"]
+    assert set(services) == {"etcd", "leasehold", "prometheus"}
+    for service in services.values():
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert set(service["networks"]) <= set(found["networks"])
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            ignored = (COMPOSE / ".gitignore").read_text().split()
+            named = source in found["volumes"] or source.removeprefix("./") in ignored
+            assert named or (COMPOSE / source).exists(), source
+    build = services["leasehold"]["build"]
+    assert (COMPOSE / build["context"] / build["dockerfile"]).resolve() == CONTAINER
+
+
+def test_compose_starts_the_server_as_the_image_expects():
+    server = compose()["services"]["leasehold"]
+    image = dict(instructions())
+    assert (server["user"], server["stop_signal"]) == (image["USER"], image["STOPSIGNAL"])
+    assert int(server["stop_grace_period"].removesuffix("s")) >= pod()["terminationGracePeriodSeconds"] // 2
+    assert_flags(server["command"])
+    assert set(server["environment"]) <= {setting.variable for setting in SETTINGS}
+
+
+def test_compose_health_check_follows_the_server():
+    kind, *command = compose()["services"]["leasehold"]["healthcheck"]["test"]
+    assert (kind, command[0]) == ("CMD", "python")
+
+    def exit_code(port: int) -> int:
+        program = command[-1].replace("7420", str(port))
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+        return done.returncode
+
+    with running() as server:
+        assert exit_code(server.port) == 0
+    assert exit_code(server.port) == 1
+
+
+def test_compose_gives_prometheus_a_valid_configuration(tmp_path):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed here")
+    text = (COMPOSE / "prometheus.yml").read_text().replace("/etc/prometheus", str(tmp_path))
+    (tmp_path / "prometheus.yml").write_text(text)
+    (tmp_path / "metrics.key").write_text("key")
+    alerts = subprocess.run([*PROGRAM, "alerts"], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "leasehold-alerts.yml").write_text(alerts)
+    checked = subprocess.run(
+        ["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert re.search(r"SUCCESS: \d\d+ rules found", checked.stdout)
+
+
+def test_compose_etcd_options_exist():
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed here")
+    known = subprocess.run(["etcd", "--help"], capture_output=True, text=True, check=False)
+    for option in compose()["services"]["etcd"]["command"]:
+        assert f"{option.partition('=')[0]} " in known.stdout + known.stderr
 
 
 # -- Kubernetes

@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 
 EXAMPLES = """
 leasehold completion bash > ~/.local/share/bash-completion/completions/leasehold
@@ -16,7 +16,7 @@ eval "$(leasehold completion bash)"             for the current shell only
 """
 
 
-@click.command("completion", cls=Command, examples=EXAMPLES)
+@command("completion", EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @pass_console
 @click.pass_context
@@ -28,4 +28,7 @@ def completion(ctx: click.Context, console: Console, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None, f"click knows {shell}"  # noqa: S101  # for the type checker
-    console.put(kind(ctx.find_root().command, {}, "leasehold", "_LEASEHOLD_COMPLETE").source())
+    script = kind(ctx.find_root().command, {}, "leasehold", "_LEASEHOLD_COMPLETE").source()
+    # zsh calls a file in its fpath as the function `_leasehold`, and only the first time as "loadautofunc": with the
+    # condition of click the second completion of a shell offers nothing.
+    console.put(script.replace("$zsh_eval_context[-1] == loadautofunc", "$funcstack[1] == _leasehold"))
