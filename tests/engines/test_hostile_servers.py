@@ -233,6 +233,7 @@ TLS_OPTIONS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.measured
 def test_tls_client_at_a_plain_port_fails_in_time(make_case, engine, certificate) -> None:
     def make_url(url: str) -> str:

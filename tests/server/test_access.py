@@ -16,7 +16,7 @@ import pytest
 from leasehold.server import keys
 from leasehold.server.keys import Right
 from tests.support.certificates import Authority
-from tests.support.running_server import SECONDS, poll, running
+from tests.support.running_server import SECONDS, poll, run_serve, running
 from tests.support.timing import check_elapsed
 
 
@@ -28,18 +28,6 @@ def create(path, who, *allow, certificate=False):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "keys.toml"
-
-
-def serve(*arguments, url="memory://", **environment):
-    """Run `leasehold serve` that is to end by itself."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD")}
-    return subprocess.run(
-        [sys.executable, "-m", "leasehold", "-u", url, "serve", *arguments],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
 
 
 # -- the key file
@@ -104,7 +92,7 @@ def test_hangup_reads_the_key_file_and_never_ends_the_server(path):
 def test_bad_setting_refuses_to_start_with_code_78(tmp_path, arguments, complaint, check):
     (tmp_path / "bad.toml").write_text("damaged")
     arguments = [str(tmp_path / each) if each.endswith((".toml", ".pem")) else each for each in arguments]
-    done = serve(*arguments, *(["--check"] if check else []))
+    done = run_serve(*arguments, *(["--check"] if check else []))
     assert done.returncode == 78, done.stderr
     assert complaint in done.stderr.replace(f"{tmp_path}/", "")
 
@@ -114,9 +102,9 @@ def test_check_reads_everything_and_ends(tmp_path, path):
     cert, key = Authority(tmp_path).issue("server", "DNS:localhost")
     config = tmp_path / "serve.toml"
     config.write_text(f'listen = ["0.0.0.0:7420"]\n[auth]\nkeys = "{path}"\n[tls]\ncert = "{cert}"\nkey = "{key}"\n')
-    done = serve("--config", str(config), "--check")
+    done = run_serve("--config", str(config), "--check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "leasehold: the settings are valid\n")
-    done = serve("--check", LEASEHOLD_SERVE_WORKER="2")
+    done = run_serve("--check", LEASEHOLD_SERVE_WORKER="2")
     assert done.returncode == 78
     assert "did you mean LEASEHOLD_SERVE_WORKERS?" in done.stderr
 

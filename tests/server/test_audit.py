@@ -25,15 +25,22 @@ def test_audit_log_says_who_was_granted_released_and_broke_what(tmp_path):
         server.post("/v1/renew", {"name": NAME, "id": ID, "token": lease["token"], "ttl": 60})
         server.post("/v1/calls", [{"do": "attempt", "claim": {"name": NAME, "id": OTHER, "ttl": 60}}])
         server.post("/v1/release", {"name": NAME, "id": OTHER})
+        assert server.post("/v1/limit", {"name": NAME, "limit": 2, "reason": "a slow disk"}).json == {"limit": 2}
+        server.post("/v1/limit", {"name": NAME, "limit": None})
         output = server.output
     found = records(path)
-    assert [each["action"] for each in found] == ["open", "grant", "break", "loss", "grant", "release", "close"]
+    assert [each["action"] for each in found] == [
+        *("open", "grant", "break", "loss", "grant", "release", "resize", "resize", "close")
+    ]
     grant, break_ = found[1], found[2]
     assert grant["lock"]["name"] == NAME
     assert grant["who"] == {"subject": "anyone", "holder": "web-3"}
     assert (grant["token"], grant["fingerprint"]) == (lease["token"], lease["fingerprint"])
     assert grant["request"] == "request-7"
     assert break_["why"] == "it hangs"
+    resize = found[-3]
+    assert (resize["lock"]["limit"], resize["why"], resize["who"]["subject"]) == (2, "a slow disk", "anyone")
+    assert "limit" not in found[-2]["lock"]
     for secret in (ID, OTHER):
         assert secret not in path.read_text() + output
     assert os.stat(path).st_mode & 0o077 == 0

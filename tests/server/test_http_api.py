@@ -278,6 +278,14 @@ def test_pages_follow_each_other_by_their_cursor(server, name, new_id):
     assert sizes == [2, 2, 2, 1]
 
 
+def test_request_may_inspect_once(memory_server):
+    """A short request must not cause an answer of gigabytes, or hold up the callers of other names for minutes."""
+    inspect = {"do": "inspect", "namespace": "empty"}
+    answer = memory_server.post("/v1/calls", [inspect, {"do": "ping"}, inspect])
+    assert (answer.status, answer.kind) == (422, "invalid")
+    assert memory_server.post("/v1/calls", [inspect, {"do": "ping"}]).json[0] == {"value": []}
+
+
 def test_empty_query_parameters_are_as_if_left_out(memory_server, name, new_id):
     acquire(memory_server, name, new_id())
     for query in (f"namespace=&prefix=&name={name}", f"namespace=&prefix={name}&limit=&cursor="):

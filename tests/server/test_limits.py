@@ -1,9 +1,11 @@
 """What a server refuses under load, and in which order."""
 
+import asyncio
+
 import pytest
 
 from leasehold.server.auth import ANYONE, Caller
-from leasehold.server.limits import Connection, Limits
+from leasehold.server.limits import MAX_LISTS, Bodies, Connection, Limits
 from leasehold.server.problems import Overloaded, TooMany
 from leasehold.server.settings import LimitSettings
 
@@ -164,3 +166,75 @@ def test_refused_waiter_leaves_no_count_behind():
         limits.waiter(WEB, "s", "x")
     assert len(limits._waiters) == 0
     assert limits.waiters == 0
+
+
+# -- bodies
+
+
+def test_bodies_of_one_caller_leave_room_for_those_of_others():
+    """Else one key, or a stranger without one, could have the renewals of all others refused."""
+    limits, bodies = Limits(LimitSettings()), Bodies(100, 40)
+    strangers, web, cron = Connection(bodies), Connection(bodies), Connection(bodies)
+    strangers.keep_body(40)
+    assert not Connection(bodies).has_room(1), "all callers that are not known yet count together"
+    limits.connection(WEB, web)
+    web.keep_body(40)
+    limits.connection(CRON, cron)
+    assert (web.has_room(1), cron.has_room(20), cron.has_room(21)) == (False, True, False)
+    strangers.drop_bodies()
+    assert cron.has_room(40)
+    web.drop_bodies()
+    assert (bodies.bytes, bodies._of) == (0, {})
+
+
+def test_body_that_came_before_its_caller_was_known_counts_for_the_caller():
+    limits, bodies = Limits(LimitSettings(connections_per_key=0)), Bodies(100, 40)
+    web, anyone = Connection(bodies), Connection(bodies)
+    web.keep_body(40)
+    limits.connection(WEB, web)
+    anyone.keep_body(40)
+    limits.connection(ANYONE, anyone)
+    assert Connection(bodies).has_room(20)
+    assert not web.has_room(1)
+    assert anyone.has_room(20), "without authentication there are no limits per caller"
+    anyone.drop_bodies()
+    assert bodies.bytes == 40
+
+
+# -- lists of locks
+
+
+def test_lists_of_one_caller_wait_for_each_other_and_not_those_of_others():
+    limits = Limits(LimitSettings())
+    under_way = {WEB: 0, CRON: 0}
+    most = dict(under_way)
+
+    async def list_locks(caller):
+        async with limits.listing(caller, 60):
+            under_way[caller] += 1
+            most[caller] = max(most[caller], under_way[caller])
+            await asyncio.sleep(0)
+            under_way[caller] -= 1
+
+    async def many():
+        await asyncio.gather(*(list_locks(caller) for caller in [WEB] * 10 + [CRON]))
+
+    asyncio.run(many())
+    assert most == {WEB: MAX_LISTS, CRON: 1}
+    assert (limits._lists, limits._listing) == ({}, {}), "nothing is kept for a caller without lists"
+
+
+def test_list_that_does_not_get_its_turn_in_time_is_too_many():
+    limits = Limits(LimitSettings())
+
+    async def one_too_many():
+        async with limits.listing(WEB, 60), limits.listing(WEB, 60):
+            with pytest.raises(TooMany):
+                async with limits.listing(WEB, 0.01):
+                    pass
+            async with limits.listing(CRON, 0.01):
+                pass
+
+    asyncio.run(one_too_many())
+    assert limits.refused == {"lists_per_key": 1}
+    assert not limits._lists

@@ -52,7 +52,7 @@ def test_metrics_count_acquires_by_outcome_and_path(memory_server, new_id):
         return found.get(key, 0)
 
     body = {"namespace": "metrics", "name": "orders/1"}
-    held = memory_server.post("/v1/acquire", {**body, "id": new_id()}).json
+    held = memory_server.post("/v1/acquire", {**body, "id": new_id(), "ttl": 600}).json  # it is not renewed
     assert memory_server.post("/v1/acquire", {**body, "id": new_id()}).kind == "busy"
     assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "wait": 2}).kind == "busy"
     assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "limit": 3}).kind == "mismatch"
@@ -63,7 +63,7 @@ def test_metrics_count_acquires_by_outcome_and_path(memory_server, new_id):
         with client.lock("orders/2"):
             assert acquires("granted", "direct") == 2
         with pytest.raises(leasehold.NotAcquired):
-            client.lock("orders/1").acquire(wait=0.2)
+            client.lock("orders/1").acquire(wait=3)  # long enough to join the queue, also on a busy machine
         poll(lambda: acquires("timeout", "queued") == 2)
         waiting = threading.Thread(target=lambda: client.lock("orders/1").acquire(wait=60).release())
         waiting.start()

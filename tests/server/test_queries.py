@@ -2,10 +2,15 @@
 
 import ssl
 import threading
+from dataclasses import replace
 
 import pytest
 
 import leasehold
+from leasehold.events import Event
+from leasehold.model import Holder, Holding
+from leasehold.server import feed, queries, schemas
+from leasehold.server.problems import TooMany
 from tests.support.certificates import Authority
 from tests.support.running_server import poll, running
 
@@ -114,3 +119,36 @@ def test_peers_are_asked_over_tls(tmp_path, new_id):
             assert (answer["grants"], answer["missing"]) == ([], [f"127.0.0.1:{peer.port}"]), (
                 "not an authority it knows"
             )
+
+
+def test_page_of_a_semaphore_with_a_long_queue_is_bounded(monkeypatch):
+    """Each holding is shown with the whole queue of its name, so the answer could have the product of both."""
+    monkeypatch.setattr(schemas, "MAX_WAITERS", 100)
+    held = Holding("", "sem", "held", "exclusive", "semaphore", 50, "", Holder("a"), 0.0, 9.0)
+    found = [replace(held, token=n) for n in range(1, 51)] + [
+        replace(held, state="waiting", position=n) for n in range(40)
+    ]
+    tokens, cursor, pages = [], None, 0
+    while pages == 0 or cursor is not None:
+        page = queries._page(found, 1000, queries._read_cursor(cursor), 0.0, False)
+        tokens += [each.token for each in page.holdings]
+        assert 0 < sum(len(each.queue) for each in page.holdings) <= 100
+        cursor, pages = page.cursor, pages + 1
+    assert (tokens, pages) == ([*range(1, 51)], 25)
+
+
+def test_streams_of_events_of_one_caller_are_bounded_and_share_their_bytes(monkeypatch):
+    """Each event costs something for each stream, which is time that the renewals of others do not get."""
+    monkeypatch.setattr(feed, "MAX_WATCHERS", 2)
+    events = feed.Feed()
+    mine = [events.watch("", "a", "web") for _ in range(2)]
+    with pytest.raises(TooMany):
+        events.watch("", "b", "web")
+    other = events.watch("", "", "cron")
+    for kind in ("renewed", "granted"):
+        events(Event(kind, "memory", "", "a", 0.0))
+    (sent,) = other._unsent
+    assert sent.startswith(b"event: granted\n")
+    assert all(stream._unsent[0] is sent for stream in mine)
+    events.forget(mine[0])
+    events.watch("", "b", "web")

@@ -115,6 +115,11 @@ def break_(tenant, key, lease):
     return permitted(answer, 200) and answer.json == {"broken": True}
 
 
+def limit(tenant, key, lease):
+    answer = tenant.server.post("/v1/limit", {**select(lease, "namespace", "name"), "limit": 2}, key=key)
+    return permitted(answer, 409)  # it is in use as a lock
+
+
 def locks(tenant, key, lease):
     answer = tenant.server.get(f"/v1/locks?namespace={lease['namespace']}&prefix={lease['name']}", key=key)
     if answer.status == 403:
@@ -169,6 +174,7 @@ ROUTE_CASES = {
     "/v1/renew-many": [("lock", renew_many)],
     "/v1/release": [("lock", release)],
     "/v1/break": [("break", break_)],
+    "/v1/limit": [("break", limit)],
     "/v1/locks": [("read", locks), ("read", exact_locks)],
     "/v1/refusals": [("lock", refusals)],
     "/v1/owners": [("read", owners)],
@@ -191,6 +197,12 @@ VERB_CASES = {
                 name=lambda lease: lease["name"],
                 token=lambda lease: lease["token"],
             ),
+        )
+    ],
+    "set_limit": [
+        (
+            "break",
+            verb("set_limit", namespace=lambda lease: lease["namespace"], name=lambda lease: lease["name"]),
         )
     ],
     "inspect": [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.servers.redis import RedisServer
-from tests.support.running_server import SECONDS, RunningServer, poll, running
+from tests.support.running_server import SECONDS, RunningServer, poll, run_serve, running
 from tests.support.timing import check_elapsed
 
 FIRST, SECOND, THIRD = "first-0123456789", "second-0123456789", "third-0123456789"
@@ -62,16 +62,6 @@ def redis_server():
         server.kill()
 
 
-def run_serve(*arguments, url="memory://", **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "leasehold", "-u", url, "serve", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env={**os.environ, **environment},
-    )
-
-
 # -- start
 
 
@@ -101,7 +91,7 @@ def test_line_on_stderr_says_where_it_listens():
         (["--listen", "nonsense"], "memory://", "HOST:PORT"),
         (["--listen", "0.0.0.0:0"], "memory://", "--keys"),
         (["--listen", "192.0.2.1:0", "--no-auth"], "memory://", "cannot listen on 192.0.2.1:0"),
-        ([], "sqlite:///nonexistent/folder/locks.db", "nonexistent"),
+        (["--listen", "127.0.0.1:0"], "sqlite:///nonexistent/folder/locks.db", "nonexistent"),
     ],
 )
 def test_setup_that_cannot_work_is_refused_with_exit_78(arguments, url, text):
@@ -114,7 +104,13 @@ def test_setup_that_cannot_work_is_refused_with_exit_78(arguments, url, text):
 def test_missing_packages_are_named_with_the_command_to_install_them(tmp_path):
     (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError(\"No module named 'uvloop'\", name='uvloop')")
     path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    done = run_serve(PYTHONPATH=path)
+    done = subprocess.run(
+        [sys.executable, "-m", "leasehold", "-u", "memory://", "serve"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert done.returncode == 78
     assert 'pip install "leasehold[server]"' in done.stderr
 

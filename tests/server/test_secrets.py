@@ -1,11 +1,8 @@
 """A whole run of a server, with errors of every kind: no key, no id and no engine's address leaves it."""
 
-import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -14,7 +11,7 @@ from harness.servers.redis import RedisServer
 from leasehold.core.names import hash_id
 from leasehold.server import keys
 from leasehold.server.keys import Right
-from tests.support.running_server import poll, running
+from tests.support.running_server import poll, run_serve, running
 from tests.support.spans import Receiver
 
 PASSWORD = "correct-horse-battery"
@@ -173,9 +170,7 @@ def use_a_server(flags, variables, path, engine):
 
 @pytest.mark.parametrize("url", [f"redis://:{PASSWORD}@@h", f"redis://h/{PASSWORD}?x=1", f"no://:{PASSWORD}@h"])
 def test_no_secret_is_in_the_errors_of_a_server_that_does_not_start(url):
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD")}
-    program = [sys.executable, "-m", "leasehold", "serve", "--listen", "127.0.0.1:0", "-vv"]
     for variable in ("LEASEHOLD_URL", "LEASEHOLD_SERVE_ENGINE"):
-        done = subprocess.run(program, env={**environment, variable: url}, capture_output=True, text=True, timeout=60)
+        done = run_serve("--listen", "127.0.0.1:0", "-vv", url=None, **{variable: url})
         assert done.returncode == 78, done.stderr
         assert PASSWORD not in done.stdout + done.stderr

@@ -1,6 +1,7 @@
 """What hosts without a key can do to a running server: nothing that a good caller notices."""
 
 import contextlib
+import http.client
 import resource
 import socket
 import time
@@ -44,6 +45,7 @@ def use_locks(server, key, times=100):
     return server.cpu() - before
 
 
+@pytest.mark.extended
 def test_half_open_connections_leave_a_good_caller_unharmed(guarded):
     server, key = guarded
     use_locks(server, key)  # what is loaded lazily is loaded now
@@ -57,6 +59,35 @@ def test_half_open_connections_leave_a_good_caller_unharmed(guarded):
         # Not the caller's time: on a busy machine that says little. Some half-open connections may time out meanwhile.
         assert beside < 3 * alone + 0.5, f"{alone:.2f} s of a processor without them, {beside:.2f} s with them"
         assert server.memory() - before < 40 * MIB
+
+
+def test_strangers_cannot_keep_callers_with_a_key_out(tmp_path):
+    """They kept all connections with requests that need no key, so that a caller was answered 503."""
+    path = tmp_path / "keys.toml"
+    key = keys.create(path, "web", [Right.parse("lock::")], now=datetime.now(UTC))
+    authorization = {"Authorization": f"Bearer {key}"}
+
+    def ask(connection, target, headers):
+        connection.request("GET", target, headers=headers)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+
+    with running("--keys", str(path), "--limits-connections", "20") as server, contextlib.ExitStack() as stack:
+
+        def new_connection():
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            return stack.enter_context(contextlib.closing(connection))
+
+        known = new_connection()
+        assert ask(known, "/v1/traits", authorization) == 200
+        sock = known.sock
+        for _ in range(40):
+            assert ask(new_connection(), "/healthz", {}) == 200
+        for _ in range(5):
+            assert ask(new_connection(), "/v1/traits", authorization) == 200
+        assert ask(known, "/v1/traits", authorization) == 200
+        assert known.sock is sock, "the connection of a caller with a key was closed"
 
 
 def test_bodies_of_callers_without_a_key_are_not_kept(guarded):

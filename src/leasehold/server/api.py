@@ -12,6 +12,7 @@ from leasehold.engines.remote import wire
 from leasehold.errors import LeaseholdError
 from leasehold.model import Alive, Busy, Claim, Gone, Holder
 from leasehold.server import problems, schemas
+from leasehold.server.auth import Verb
 from leasehold.server.messages import (
     Request,
     Response,
@@ -42,6 +43,16 @@ def _claim(
         wire.check_id(claim_id)
     request.allow("lock", namespace, name)
     return Claim(namespace, name, claim_id, hash_id(claim_id), holder or Holder(request.caller.who), ttl)
+
+
+def _allowed_name(
+    request: Request, verb: Verb, body: schemas.BreakBody | schemas.LimitBody | schemas.RefusalBody
+) -> tuple[str, str]:
+    """The namespace and name of a body. Raises unless its caller has this right for them."""
+    with checked():
+        namespace, name = check_namespace(body.namespace), check_name(body.name)
+    request.allow(verb, namespace, name)
+    return namespace, name
 
 
 async def acquire(app: App, request: Request) -> Response:
@@ -158,9 +169,7 @@ async def release(app: App, request: Request) -> Response:
 
 async def break_(app: App, request: Request) -> Response:
     body = read_body(schemas.BreakBody, request.body)
-    with checked():
-        namespace, name = check_namespace(body.namespace), check_name(body.name)
-    request.allow("break", namespace, name)
+    namespace, name = _allowed_name(request, "break", body)
     seen = request.header(b"if-match")
     if seen and seen != b'"%d"' % body.token:
         raise invalid('If-Match must be the token of the body in quotation marks, such as "41"', 400)
@@ -173,6 +182,15 @@ async def break_(app: App, request: Request) -> Response:
     return json_response(schemas.Broken(broken))
 
 
+async def set_limit(app: App, request: Request) -> Response:
+    body = read_body(schemas.LimitBody, request.body)
+    namespace, name = _allowed_name(request, "break", body)
+    with app.limits.call(request.caller, "release"):
+        await app.service.set_limit(namespace, name, body.limit, app.deadline(request))
+    app.report_limit(request, namespace, name, body.limit, body.reason)
+    return json_response(schemas.Resized(body.limit))
+
+
 async def refusal(app: App, request: Request) -> Response:
     """A fence reports a token that it refused, for the history, events, metrics and the audit log. Nothing else."""
     note_refusal(app, request, read_body(schemas.RefusalBody, request.body))
@@ -180,9 +198,7 @@ async def refusal(app: App, request: Request) -> Response:
 
 
 def note_refusal(app: App, request: Request, body: schemas.RefusalBody) -> None:
-    with checked():
-        namespace, name = check_namespace(body.namespace), check_name(body.name)
-    request.allow("lock", namespace, name)
+    namespace, name = _allowed_name(request, "lock", body)
     if not ((body.holder or "") + body.reason).isprintable():
         raise invalid("holder and reason must be printable")
     with app.limits.call(request.caller, "read", namespace, name):

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from leasehold import tracing
+from leasehold.core.texts import escape
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.events import Event, EventKind
 from leasehold.model import Alive, Claim, Gone, Grant
@@ -41,7 +42,7 @@ _log = logging.getLogger("leasehold.server")
 
 _MAX_SEND_SECONDS: Final = 20.0  # a client that does not read its stream for this long is disconnected
 _WRONG_KEY_DELAY: Final = 0.1  # seconds before the answer: a connection guesses 10 keys a second at most
-_CHANGES: Final = frozenset({"granted", "released", "lost", "broken"})  # what a picture shows
+_CHANGES: Final = frozenset({"granted", "released", "lost", "broken", "resized"})  # what a picture shows
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 
@@ -92,6 +93,15 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
     "/v1/break": {
         "POST": Route(
             api.break_, "End the lease with this token", schemas.BreakBody, schemas.Broken, ("moved-on", *_WRITE)
+        )
+    },
+    "/v1/limit": {
+        "POST": Route(
+            api.set_limit,
+            "Change the limit of a semaphore",
+            schemas.LimitBody,
+            schemas.Resized,
+            ("mismatch", "unsupported", *_WRITE),
         )
     },
     "/v1/locks": {"GET": Route(queries.locks, "List holders and waiters", None, schemas.Locks, _READ)},
@@ -282,7 +292,7 @@ class App:
                 self.pictures.touch(event.namespace)
             self.history(event, trace)
         except Exception as error:
-            _log.error("the event %s of %s is missing in the history", event.kind, event.name, exc_info=error)
+            _log.error("the event %s of %s is missing in the history", event.kind, escape(event.name), exc_info=error)
 
     def _on_breaker(self, opened: bool) -> None:
         kind: EventKind = "breaker_opened" if opened else "breaker_closed"
@@ -318,15 +328,22 @@ class App:
         event = Event("broken", engine, namespace, name, now, token=token, actor=request.caller.who, why=reason or None)
         self._pass_on(event, request)
 
+    def report_limit(self, request: Request, namespace: str, name: str, limit: int | None, reason: str) -> None:
+        engine, now = self.service.config.scheme, self.service.runtime.wall()
+        event = Event(
+            "resized", engine, namespace, name, now, actor=request.caller.who, why=reason or None, limit=limit
+        )
+        self._pass_on(event, request)
+
     def report_refusal(self, request: Request, namespace: str, name: str, body: schemas.RefusalBody) -> None:
         engine, now = self.service.config.scheme, self.service.runtime.wall()
         event = Event("stale_token", engine, namespace, name, now, body.token, holder=body.holder)
         self._pass_on(event._replace(fence=body.fence, seen=body.seen, reason=body.reason or None), request)
 
-    def watch(self, namespace: str, prefix: str) -> Stream[Event]:
+    def watch(self, namespace: str, prefix: str, who: str) -> Stream[bytes]:
         if self.service.draining:
             raise Draining(done=False)
-        return self.feed.watch(namespace, prefix)
+        return self.feed.watch(namespace, prefix, who)
 
     def deadline(self, request: Request) -> float:
         """When a call of the engine for this request must have its answer."""

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from leasehold import tracing
-from leasehold.config import check_seconds
+from leasehold.config import check_limit, check_seconds
 from leasehold.core.names import check_name, check_namespace, check_prefix
 from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.engines.remote import wire
 from leasehold.errors import LeaseholdError
 from leasehold.model import Alive, Busy, Claim, Gone, Holding
 from leasehold.server import api, problems, schemas
+from leasehold.server.limits import make_list
 from leasehold.server.messages import EventStream, Request, Response, checked, encode, json_response, problem_member
 from leasehold.server.problems import Forbidden, invalid
 
@@ -40,6 +41,8 @@ async def calls(app: App, request: Request) -> Response:
         raise invalid("the body is not JSON", 400) from None
     if not isinstance(given, list) or not 0 < len(given) <= wire.MAX_CALLS:
         raise invalid(f"the body must be a list of 1 to {wire.MAX_CALLS} calls")
+    if sum(isinstance(call, dict) and call.get("do") == "inspect" for call in given) > 1:
+        raise invalid("a request may inspect once: the answer would be too long")
     if len(given) == 1:
         return json_response([await _answer(app, request, given[0])])
     return json_response(await asyncio.gather(*[_answer(app, request, call) for call in given]))
@@ -172,18 +175,33 @@ def _break(app: App, request: Request, call: Call, deadline: float) -> Answer:
     return run()
 
 
+def _set_limit(app: App, request: Request, call: Call, deadline: float) -> Answer:
+    namespace, name = check_namespace(call.get("namespace", "")), check_name(call.get("name", ""))
+    given = call.get("limit")
+    limit = None if given is None else check_limit(wire.integer_from_json(given, "limit"))
+    request.allow("break", namespace, name)
+
+    async def run() -> wire.Json:
+        with app.limits.call(request.caller, "release"):
+            await app.service.set_limit(namespace, name, limit, deadline)
+        app.report_limit(request, namespace, name, limit, "")
+        return {"value": True}
+
+    return run()
+
+
 def _inspect(app: App, request: Request, call: Call, deadline: float) -> Answer:
     namespace, prefix = check_namespace(call.get("namespace", "")), check_prefix(call.get("prefix", ""))
-    exact, in_pages = call.get("exact", False) is True, call.get("pages", False) is True
+    exact = call.get("exact", False) is True
     after = wire.cursor_from_json(call.get("after"))
     request.allow_reading(namespace, prefix, exact)
 
     async def run() -> wire.Json:
+        seconds = deadline - app.service.runtime.now()
         with app.limits.call(request.caller, "read", namespace):
-            found = await app.service.inspect(namespace, prefix, exact, deadline)
-        if not in_pages:
-            return {"value": [wire.holding_to_json(holding) for holding in found]}
-        page, more = _page(found, after)
+            async with app.limits.listing(request.caller, seconds):
+                found = await app.service.inspect(namespace, prefix, exact, deadline)
+                page, more = await make_list(len(found), lambda: _page(found, after))
         return {"value": page} if more is None else {"value": page, "more": more}
 
     return run()
@@ -234,6 +252,7 @@ _VERBS: Final[dict[str, Callable[[App, Request, Call, float], Answer]]] = {
     "release": _release,
     "decline": _decline,
     "break": _break,
+    "set_limit": _set_limit,
     "inspect": _inspect,
     "ping": _ping,
     "report": _report,

@@ -111,20 +111,13 @@ class Demo:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self) -> None:
-        for number in range(1, 6):
-            self._run(f"settler-{number}", self._settle, pause=(0.5, 4.0))
-        for number in range(1, 7):
-            self._run(f"encoder-{number}", self._encode, pause=(0.1, 2.0))
-        for number in range(1, 9):
-            self._run(f"api-{number}", self._sell, pause=(0.05, 0.6))
-        for number in range(1, 4):
-            self._run(f"cron-{number}", self._report, pause=(1.0, 5.0))
-        for number in range(1, 4):
-            self._run(f"sched-{number}", self._lead, pause=(0.0, 1.0))
-        for number in range(1, 5):
-            self._run(f"web-{number}", self._read_settings, pause=(0.2, 3.0))
-        self._run("indexer-1", self._index, pause=(0.5, 1.0))
-        self._run("indexer-2", self._index, pause=(0.5, 1.0))
+        self._run_several("settler", 5, self._settle, pause=(0.5, 4.0))
+        self._run_several("encoder", 6, self._encode, pause=(0.1, 2.0))
+        self._run_several("api", 8, self._sell, pause=(0.05, 0.6))
+        self._run_several("cron", 3, self._report, pause=(1.0, 5.0))
+        self._run_several("sched", 3, self._lead, pause=(0.0, 1.0))
+        self._run_several("web", 4, self._read_settings, pause=(0.2, 3.0))
+        self._run_several("indexer", 2, self._index, pause=(0.5, 1.0))
         self._run("deploy-881", self._configure, pause=(20.0, 40.0))
         self._run("biller", self._close_day, pause=(4.0, 9.0))
         self._run("packer-6", self._go_quiet, pause=(15.0, 40.0))
@@ -132,6 +125,12 @@ class Demo:
         first, second = asyncio.Event(), asyncio.Event()
         self._run("loader-1", self._cross("stock/17", "stock/23", first, second), pause=(60.0, 90.0))
         self._run("loader-2", self._cross("stock/23", "stock/17", second, first), pause=(60.0, 90.0))
+
+    def _run_several(
+        self, label: str, count: int, work: Callable[[Client], Awaitable[None]], pause: tuple[float, float]
+    ) -> None:
+        for number in range(1, count + 1):
+            self._run(f"{label}-{number}", work, pause)
 
     def _run(self, label: str, work: Callable[[Client], Awaitable[None]], pause: tuple[float, float]) -> None:
         client = Client(self._app, label, self._chance)

@@ -10,6 +10,7 @@ from leasehold.core.names import check_namespace, check_prefix
 from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.events import Event
 from leasehold.server.messages import EventStream, Request, checked, encode, known_arguments
+from leasehold.server.problems import TooMany
 from leasehold.server.routes import Stream
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 OnEvent: TypeAlias = Callable[[Event, str], None]
 
+MAX_WATCHERS: Final = 100  # streams of one caller
 _NOT_STREAMED: Final = frozenset({"attempted", "renewed"})  # too many, and rarely of interest
 _JSON_MEMBERS: Final = tuple(field for field in Event._fields if field not in ("kind", "engine", "group"))
 
@@ -24,7 +26,8 @@ _JSON_MEMBERS: Final = tuple(field for field in Event._fields if field not in ("
 class _Watcher(NamedTuple):
     namespace: str
     prefix: str
-    stream: Stream[Event]
+    who: str
+    stream: Stream[bytes]
 
 
 class Feed:
@@ -41,16 +44,23 @@ class Feed:
 
     def pass_on_here(self, event: Event, trace: str) -> None:
         self.on_event(event, trace)
+        if event.kind in _NOT_STREAMED:
+            return
+        encoded = b""
         for watcher in self._watchers.values():
             if watcher.namespace == event.namespace and event.name.startswith(watcher.prefix):
-                watcher.stream.push(event)
+                encoded = encoded or _encode(event)  # once for all
+                watcher.stream.push(encoded)
 
-    def watch(self, namespace: str, prefix: str) -> Stream[Event]:
-        stream = Stream[Event]()
-        self._watchers[id(stream)] = _Watcher(namespace, prefix, stream)
+    def watch(self, namespace: str, prefix: str, who: str) -> Stream[bytes]:
+        """A stream of encoded events for the caller `who`. Raises TooMany: each event costs something per stream."""
+        if sum(watcher.who == who for watcher in self._watchers.values()) >= MAX_WATCHERS:
+            raise TooMany(f"{who} has {MAX_WATCHERS} streams of events at this server, which is the limit: retry")
+        stream = Stream[bytes]()
+        self._watchers[id(stream)] = _Watcher(namespace, prefix, who, stream)
         return stream
 
-    def forget(self, stream: Stream[Event]) -> None:
+    def forget(self, stream: Stream[bytes]) -> None:
         stream.close()
         self._watchers.pop(id(stream), None)
 
@@ -74,14 +84,14 @@ async def events(app: App, request: Request) -> EventStream:
         prefix = check_prefix(arguments.get("prefix", ""))
     request.allow_reading(namespace, prefix, exact=False)
     with app.limits.call(request.caller, "read", namespace):
-        stream = app.watch(namespace, prefix)
+        stream = app.watch(namespace, prefix, request.caller.who)
 
     async def next_events() -> bytes | None:
         found = await stream.take(HEARTBEAT_INTERVAL)
         if not app.authenticator.still(request.caller):
             return None
         if found:
-            return b"".join(_encode(event) for event in found if event.kind not in _NOT_STREAMED) or b": alive\n\n"
+            return b"".join(found)
         return None if stream.closed else b": alive\n\n"
 
     return EventStream(next_events, lambda: app.feed.forget(stream))

@@ -9,19 +9,24 @@ are counted for each of them. Renewals and releases are not.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
 from math import ceil
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from leasehold.server.auth import Caller
 from leasehold.server.problems import Overloaded, Problem, TooMany
 from leasehold.server.settings import LimitSettings
 
+T = TypeVar("T")
 Class: TypeAlias = Literal["attempt", "read", "release", "renew"]
 
 CONNECTION: Final = "leasehold.connection"  # in the extensions of an ASGI scope
 # The share of `limits.calls` above which calls of a class are refused.
 SHARES: Final[dict[Class, float]] = {"attempt": 0.8, "read": 0.9, "release": 1.0}
+MAX_LISTS: Final = 2  # lists of locks that one caller's requests make at a time
+LARGE: Final = 1000  # claims of a list that is made on a thread: it takes too long for the event loop
 _IN_BULKHEADS: Final = frozenset({"attempt", "read"})
 
 
@@ -34,6 +39,8 @@ class Limits:
         self.waiters = 0
         self.refused: dict[str, int] = {}  # limit -> refusals, for metrics
         self._connections: dict[str, int] = {}  # open connections of each key
+        self._lists: dict[str, asyncio.Semaphore] = {}  # of callers that list locks now
+        self._listing: dict[str, int] = {}  # how many requests of each do
         self._most = {kind: ceil(settings.calls * share) for kind, share in SHARES.items()}
         self._calls = Bulkheads(
             "calls", settings.calls_per_key, settings.calls_per_namespace, settings.calls_per_name, self.refused
@@ -45,6 +52,7 @@ class Limits:
     def connection(self, caller: Caller, connection: Connection) -> bool:
         """Count an open connection for the key that uses it now. False: this key has too many, so this one is not
         counted, and must be closed after its answer."""
+        connection.identify(caller)
         most = self.settings.connections_per_key
         if not most or not caller.limited or connection.who == caller.who:
             return True
@@ -74,19 +82,73 @@ class Limits:
         self.waiters += 1
         return Admitted(self, "waiters", self._waiters, counted)
 
+    @asynccontextmanager
+    async def listing(self, caller: Caller, seconds: float) -> AsyncIterator[None]:
+        """A list of locks, which costs time in proportion to the locks. The requests of one caller make two at a time,
+        so that the renewals of others get their turn in between. Raises TooMany if it does not begin in time."""
+        who = caller.who
+        turns = self._lists.setdefault(who, asyncio.Semaphore(MAX_LISTS))
+        self._listing[who] = self._listing.get(who, 0) + 1
+        try:
+            try:
+                async with asyncio.timeout(seconds):
+                    await turns.acquire()
+            except TimeoutError:
+                detail = f"other lists of {who} take all the time that it has at this server: retry"
+                raise self._refuse("lists_per_key", TooMany(detail)) from None
+            try:
+                yield
+            finally:
+                turns.release()
+        finally:
+            self._listing[who] -= 1
+            if not self._listing[who]:
+                del self._listing[who], self._lists[who]
+
     def _refuse(self, limit: str, problem: Problem) -> Problem:
         self.refused[limit] = self.refused.get(limit, 0) + 1
         return problem
 
 
+async def make_list(size: int, make: Callable[[], T]) -> T:
+    """What `make` returns, for this number of claims. Other requests are served meanwhile."""
+    await asyncio.sleep(0)
+    return await asyncio.to_thread(make) if size > LARGE else make()
+
+
+class Bodies:
+    """The bytes of all bodies that are in memory: many callers with a large body each must not use it up, and one
+    caller must leave room for the renewals of others."""
+
+    def __init__(self, most: int = 128 * 1024 * 1024, most_per_caller: int = 32 * 1024 * 1024) -> None:
+        self._most, self._most_per_caller = most, most_per_caller
+        self.bytes = 0
+        self._of: dict[str, int] = {}  # caller -> bytes; those of callers that are not known yet are together
+
+    def has_room(self, who: str | None, size: int) -> bool:
+        """`who` is empty for a caller that is not known yet, and None for one without limits of its own."""
+        own = 0 if who is None else self._of.get(who, 0) + size
+        return self.bytes + size <= self._most and own <= self._most_per_caller
+
+    def add(self, who: str | None, size: int) -> None:
+        self.bytes += size
+        if who is not None:
+            self._of[who] = self._of.get(who, 0) + size
+            if not self._of[who]:
+                del self._of[who]
+
+
 class Connection:
-    """An open connection, counted for the key that has used it last until `end`."""
+    """An open connection, counted for the key that has used it last until `end`, with the bodies that it has sent."""
 
-    __slots__ = ("_counts", "who")
+    __slots__ = ("_bodies", "_caller", "_counts", "_in_memory", "who")
 
-    def __init__(self) -> None:
+    def __init__(self, bodies: Bodies | None = None) -> None:
         self.who = ""  # empty: it is not counted
         self._counts: dict[str, int] = {}
+        self._bodies = bodies or Bodies()
+        self._caller: str | None = ""  # whose bodies these are
+        self._in_memory = 0
 
     def begin(self, who: str, counts: dict[str, int]) -> None:
         self.who, self._counts = who, counts
@@ -98,6 +160,33 @@ class Connection:
             if not self._counts[self.who]:
                 del self._counts[self.who]
             self.who = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a caller has shown who it is on this connection."""
+        return self._caller != ""
+
+    def identify(self, caller: Caller) -> None:
+        """From now on the bodies of this connection count for this caller."""
+        who = caller.who if caller.limited else None
+        if who != self._caller:
+            size = self._in_memory
+            self.drop_bodies()
+            self._caller = who
+            self.keep_body(size)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a part of a body with this size may be kept."""
+        return self._bodies.has_room(self._caller, size)
+
+    def keep_body(self, size: int) -> None:
+        self._in_memory += size
+        self._bodies.add(self._caller, size)
+
+    def drop_bodies(self) -> None:
+        """All requests are answered."""
+        self._bodies.add(self._caller, -self._in_memory)
+        self._in_memory = 0
 
 
 class Admitted:

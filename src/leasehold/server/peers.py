@@ -102,8 +102,7 @@ class Peer:
         deadline, parser = time.monotonic() + PEER_SECONDS, ResponseParser()
         parser.max_body = _MAX_BODY
         key = read_api_key(self.url)  # each time: it may have been replaced
-        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
-        head = [f"GET {self.url.base}{path} HTTP/1.1", f"Host: {host}:{self.address.port}", "Connection: close"]
+        head = [f"GET {self.url.base}{path} HTTP/1.1", f"Host: {self.address}", "Connection: close"]
         if key:
             head.append(f"Authorization: Bearer {key}")
         stream = await connect_in_loop(self.address, self.url.tls, parser, time.monotonic, deadline)

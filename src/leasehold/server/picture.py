@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlia
 from leasehold.core.deadlocks import Deadlock, deadlocks
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Holding, HoldingState, Kind, Mode
+from leasehold.server.limits import LARGE
 from leasehold.server.past import Owner
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ MIN_INTERVAL: Final = 0.5  # seconds between two inspects of one namespace
 SHOWN_STALE: Final = 10.0  # seconds that a picture is shown while the engine does not answer
 MAX_NAMESPACES: Final = 64  # with a picture
 MAX_KNOWN: Final = 1000  # namespaces
-_LARGE: Final = 1000  # claims; more are worked out on a thread
 MAX_READ: Final = 20  # namespaces that a reader of the whole engine gets
 
 Result: TypeAlias = Literal["hit", "miss", "stale"]
@@ -254,7 +254,7 @@ class Pictures:
             entry.asked_at = asked_at
             found = await self._service.inspect(namespace, "", False, asked_at + self._service.call_timeout)
             snapshot = Snapshot(namespace, as_of, found)
-            if len(found) > _LARGE:
+            if len(found) > LARGE:
                 await asyncio.to_thread(snapshot.prepare)
             entry.snapshot, entry.taken_at, entry.shown_changes = snapshot, asked_at, changes
         finally:

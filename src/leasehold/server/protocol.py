@@ -22,7 +22,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from leasehold.server.auth import CERTIFICATE_NAMES
-from leasehold.server.limits import CONNECTION, Connection
+from leasehold.server.limits import CONNECTION, Bodies, Connection
 from leasehold.server.problems import MEDIA_TYPE, Overloaded, Problem, document
 from leasehold.server.settings import Settings, is_local, split_address
 from leasehold.server.tls import names_in
@@ -50,13 +50,6 @@ _HANG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # the first is L
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-@dataclass(slots=True)
-class Bodies:
-    """The bytes of all bodies that are in memory: many callers with a large body each must not use it up."""
-
-    bytes: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What a connection may do. `hosts`: values of the header Host that are accepted; None accepts all."""
@@ -67,10 +60,12 @@ class Rules:
     head_seconds: float = 5.0
     body_bytes: int = 64 * 1024
     batch_bytes: int = 1024 * 1024  # of a body with many calls
-    bodies_bytes: int = 128 * 1024 * 1024  # of all bodies that are received or being answered
     body_seconds: float = 20.0
     write_seconds: float = 20.0  # in which a caller must read something of its answer
-    bodies: Bodies = field(default_factory=Bodies)
+    bodies: Bodies = field(default_factory=Bodies)  # that are received or being answered
+    # Connections on which no caller has shown a key or certificate, the oldest first; some may have by now. None: this
+    # server asks for neither.
+    strangers: dict[Protocol, None] | None = None
 
     @classmethod
     def of(cls, settings: Settings) -> Rules:
@@ -80,7 +75,7 @@ class Rules:
         own = {split_address(each)[0] for each in settings.listen if not each.startswith("unix:")}
         if own and not settings.authenticates and all(is_local(address) for address in settings.listen):
             hosts = _LOOPBACK_NAMES | own
-        return cls(settings.limits.connections, hosts)
+        return cls(settings.limits.connections, hosts, strangers={} if settings.authenticates else None)
 
 
 def protocol_for(rules: Rules) -> Callable[..., Protocol]:
@@ -101,10 +96,9 @@ class Protocol(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._unread = 0  # bytes since the last complete head or message
         self._head_bytes = self._body_bytes = self._body_limit = 0
-        self._in_memory = 0  # bytes of bodies that are not answered yet
         self._timer: asyncio.TimerHandle | None = None  # for the rest of a head or body
         self._write_timer: asyncio.TimerHandle | None = None
-        self._connection = Connection()
+        self._connection = Connection(rules.bodies)
         self._names: tuple[str, ...] = ()
         self._names_until = 0.0
 
@@ -112,14 +106,27 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._rules.connections:
+        if len(self.connections) > self._rules.connections and not self._close_a_stranger():
             self._refuse(Overloaded(f"this server has {self._rules.connections} connections open: retry"))
             return
         if (connection := transport.get_extra_info("ssl_object")) is not None:
             certificate = connection.getpeercert()
             self._names = names_in(certificate)
             self._names_until = ssl.cert_time_to_seconds(certificate["notAfter"]) if self._names else 0.0
+        if self._rules.strangers is not None:
+            self._rules.strangers[self] = None
         self._expect_more(self._rules.head_seconds)
+
+    def _close_a_stranger(self) -> bool:
+        """Make room for this connection, so that hosts without a key cannot keep callers out. False: there is none."""
+        strangers = self._rules.strangers
+        while strangers:
+            oldest = next(iter(strangers))
+            del strangers[oldest]
+            if not oldest._connection.is_known:
+                oldest.transport.abort()
+                return True
+        return False
 
     def eof_received(self) -> None:
         """The caller has hung up: known at once, before the connection is closed."""
@@ -127,9 +134,11 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._rules.strangers is not None:
+            self._rules.strangers.pop(self, None)
         self._hang_up(self._answering)
         self._unset_keepalive_if_required()
-        self._drop_bodies()
+        self._connection.drop_bodies()
         self._expect_nothing()
         self._stop_write_timer()
         self._connection.end()
@@ -206,16 +215,14 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        bodies = self._rules.bodies
         if self._body_bytes > self._body_limit:
             self._problem = self._too_large(self._body_limit)
-        elif bodies.bytes + len(body) > self._rules.bodies_bytes:
+        elif not self._connection.has_room(len(body)):
             self._problem = Overloaded("the bodies of other requests use up the memory for them: retry")
         if self._problem is not None:
             raise self._problem
         if not self.cycle.response_complete:  # else the body is dropped
-            self._in_memory += len(body)
-            bodies.bytes += len(body)
+            self._connection.keep_body(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -324,12 +331,8 @@ class Protocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._answering = None
         if not self.pipeline:
-            self._drop_bodies()
+            self._connection.drop_bodies()
         super().on_response_complete()
-
-    def _drop_bodies(self) -> None:
-        self._rules.bodies.bytes -= self._in_memory
-        self._in_memory = 0
 
     def _has_hung_up(self) -> bool:
         """Whether the end of what the caller sends has arrived, even if it is not read yet."""

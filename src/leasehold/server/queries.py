@@ -17,6 +17,7 @@ from leasehold.model import Holding
 from leasehold.server import schemas
 from leasehold.server.auth import Caller
 from leasehold.server.keys import ANY_NAMESPACE
+from leasehold.server.limits import make_list
 from leasehold.server.messages import Request, Response, checked, encode, json_response, known_arguments
 from leasehold.server.past import Incident, PastGrant, PastWait
 from leasehold.server.problems import invalid
@@ -36,9 +37,11 @@ async def owners(app: App, request: Request) -> Response:
     namespace, prefix = _read_scope(arguments)
     most = _read_limit(arguments["limit"]) if "limit" in arguments else None
     request.allow_reading(namespace, prefix, exact=False)
+    seconds = app.deadline(request) - app.service.runtime.now()
     with app.limits.call(request.caller, "read", namespace):
-        picture = (await app.pictures.get(namespace, outdated=True)).with_prefix(prefix)
-        found, missing = await app.peers.owners(picture, most, local=_flag(arguments, "local"))
+        async with app.limits.listing(request.caller, seconds):
+            picture = (await app.pictures.get(namespace, outdated=True)).with_prefix(prefix)
+            found, missing = await app.peers.owners(picture, most, local=_flag(arguments, "local"))
     shown = schemas.Owners(
         owners=found,
         as_of=round(picture.as_of, 3),
@@ -154,15 +157,17 @@ async def locks(app: App, request: Request) -> Response:
         namespace = check_namespace(arguments.get("namespace", ""))
         prefix = check_name(arguments["name"]) if exact else check_prefix(arguments.get("prefix", ""))
     request.allow_reading(namespace, prefix, exact)
+    deadline = app.deadline(request)
     with app.limits.call(request.caller, "read", namespace):
-        if exact or _flag(arguments, "fresh"):
-            as_of, stale = app.service.runtime.wall(), False
-            found = await app.service.inspect(namespace, prefix, exact, app.deadline(request))
-        else:
-            picture = await app.pictures.get(namespace)
-            as_of, stale = picture.as_of, picture.stale
-            found = [holding for holding in picture.snapshot.holdings if holding.name.startswith(prefix)]
-    return json_response(_page(found, limit, cursor, as_of, stale))
+        async with app.limits.listing(request.caller, deadline - app.service.runtime.now()):
+            if exact or _flag(arguments, "fresh"):
+                as_of, stale = app.service.runtime.wall(), False
+                found = await app.service.inspect(namespace, prefix, exact, deadline)
+            else:
+                picture = await app.pictures.get(namespace)
+                as_of, stale = picture.as_of, picture.stale
+                found = [holding for holding in picture.snapshot.holdings if holding.name.startswith(prefix)]
+            return await make_list(len(found), lambda: json_response(_page(found, limit, cursor, as_of, stale)))
 
 
 def _read_limit(text: str | None) -> int:
@@ -190,12 +195,13 @@ def _page(
     holders = sorted((h for h in found if h.position is None), key=lambda h: (h.name, h.token or 0))
     if cursor is not None:
         holders = [h for h in holders if (h.name, h.token or 0) > cursor]
-    page, more = holders[:limit], len(holders) > limit
-    last = (page[-1].name, page[-1].token or 0) if more else ("", 0)
     queues: dict[str, list[schemas.Waiter]] = {}
     for waiter in found:
         if waiter.position is not None:
             queues.setdefault(waiter.name, []).append(_waiter(waiter))
+    page = holders[: _fitting(holders[:limit], queues)]
+    more = len(holders) > len(page)
+    last = (page[-1].name, page[-1].token or 0) if more else ("", 0)
     shown = [name for name in sorted(queues) if (cursor is None or name >= cursor[0]) and (not more or name <= last[0])]
     return schemas.Locks(
         [_holding(h, queues.get(h.name, []), as_of) for h in page],
@@ -204,6 +210,16 @@ def _page(
         round(as_of, 3),
         stale,
     )
+
+
+def _fitting(holders: Sequence[Holding], queues: Mapping[str, Sequence[object]]) -> int:
+    """How many of these holdings a page has, each with the queue of its name: a semaphore may have many of both."""
+    shown = 0
+    for number, holding in enumerate(holders):
+        shown += len(queues.get(holding.name, ()))
+        if shown > schemas.MAX_WAITERS and number:
+            return number
+    return len(holders)
 
 
 def _holding(holding: Holding, queue: list[schemas.Waiter], as_of: float) -> schemas.Holding:

@@ -18,6 +18,7 @@ from leasehold.telemetry.metrics import ACQUIRE_BUCKETS, HOLD_BUCKETS
 
 MAX_LEASES = 500  # of one renew-many
 MAX_HOLDINGS = 1000  # of one page of locks
+MAX_WAITERS = 10_000  # of one page, in the queues of its holdings, but for those of the first
 
 Name = Annotated[
     str, Meta(min_length=1, max_length=MAX_NAME_BYTES, description="What is locked: any text of 1 to 255 bytes.")
@@ -104,6 +105,21 @@ class BreakBody(Body):
     reason: Annotated[str, Meta(max_length=500, description="For the audit log and for events.")] = ""
 
 
+class LimitBody(Body):
+    """A semaphore's new limit."""
+
+    name: Name
+    limit: (
+        Annotated[
+            int,
+            Meta(ge=1, lt=2**31, description="Counts for every client, whatever it asks for. null: remove it."),
+        ]
+        | None
+    )
+    namespace: Namespace = ""
+    reason: Annotated[str, Meta(max_length=500, description="For the audit log and for events.")] = ""
+
+
 class RefusalBody(Body):
     """A token that a fence refused."""
 
@@ -186,6 +202,10 @@ class Released(Struct):
 
 class Broken(Struct):
     broken: Annotated[bool, Meta(description="false: no grant has this token any more.")]
+
+
+class Resized(Struct):
+    limit: Annotated[int | None, Meta(description="The limit that was set; null: it was removed.")]
 
 
 OwnerDigits = Annotated[str, Meta(description="The same for all claims of one thread or task; empty: not known.")]

@@ -30,6 +30,7 @@ from leasehold import engines
 from leasehold.config import EngineConfig
 from leasehold.core import timing
 from leasehold.core.breaker import MAX_UNANSWERED, PROBE_INTERVAL, Breaker
+from leasehold.core.texts import escape
 from leasehold.engines.base import Engine
 from leasehold.engines.registry import snapshot_items
 from leasehold.engines.remote.wire import Hello, Lost, Moved, Notification, Wakeup
@@ -261,6 +262,10 @@ class Service:
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         self._refuse_if_open()
         return await self._counted("break", partial(self.engine.break_, namespace, name, token), deadline)
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        self._refuse_if_open()
+        await self._counted("set_limit", partial(self.engine.set_limit, namespace, name, limit), deadline)
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         self._refuse_if_open()
@@ -616,7 +621,7 @@ class Service:
                     release = partial(self.engine.release, pending.claim)
                     await self._counted("release", release, self.runtime.now() + self.call_timeout)
                 except LeaseholdError as error:
-                    _log.info("the release of %s is still pending: %s", pending.claim.name, error)
+                    _log.info("the release of %s is still pending: %s", escape(pending.claim.name), error)
                     return
             if self.registry.pending_releases.get(id_hash) is pending:
                 del self.registry.pending_releases[id_hash]

@@ -367,10 +367,10 @@ SETTINGS: Final = (
     Setting("auth.keys", _path, "File of API keys, made by `leasehold serve key create`.", "FILE", word="keys"),
     Setting("tls.cert", _path, "Certificate chain of the server, PEM.", "FILE"),
     Setting("tls.key", _path, "Private key of the certificate, PEM. Default: in the file of the certificate.", "FILE"),
-    Setting("tls.client_ca", _path, "Authorities of client certificates, PEM: ask callers for a certificate.", "FILE"),
-    Setting("limits.connections", _COUNT, "Open connections; further ones are answered 503 and closed.", "N"),
+    Setting("tls.client_ca", _path, "Authorities of client certificates, PEM. Callers are then asked for one.", "FILE"),
+    Setting("limits.connections", _COUNT, "Open connections; further ones get the answer 503 and are closed.", "N"),
     Setting("limits.connections_per_key", _COUNT_OR_NONE, "The same, for one API key. 0: no limit.", "N"),
-    Setting("limits.calls", _COUNT, "Calls of the engine under way.", "N"),
+    Setting("limits.calls", _COUNT, "Calls to the engine in progress.", "N"),
     Setting("limits.calls_per_key", _COUNT_OR_NONE, "The same, for one API key. 0: no limit.", "N"),
     Setting("limits.calls_per_namespace", _COUNT_OR_NONE, "The same, for one namespace. 0: no limit.", "N"),
     Setting("limits.calls_per_name", _COUNT_OR_NONE, "The same, for one name. 0: no limit.", "N"),
@@ -394,7 +394,7 @@ SETTINGS: Final = (
         "Maximum age of a picture: the list of a namespace's locks that all readers share.",
         "SECS",
     ),
-    Setting("otel", _yes_no, "Export spans with OpenTelemetry, as its variables OTEL_* say.", ""),
+    Setting("otel", _yes_no, "Export spans with OpenTelemetry, configured by its OTEL_* variables.", ""),
     Setting("trace_url", _trace_url, "Address of a trace, for links in the dashboard; {trace} is its id.", "URL"),
 )
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}

@@ -29,6 +29,7 @@ def test_probe_of_one_member_reads_status_and_metrics(member, url, runtime):
     assert found.unapplied_entries >= 0
     assert found.round_trip > 0
     assert (found.clock_offset, found.replication_lag, found.evictions) == (None, None, None)
+    assert (found.anonymous, found.certificate_left) == (True, None)
 
 
 def test_probe_writes_nothing(member, url):

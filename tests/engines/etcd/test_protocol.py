@@ -8,8 +8,10 @@ import socket
 import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -17,11 +19,13 @@ from hypothesis import strategies as st
 
 from harness.rigs.etcd import EtcdRig
 from harness.servers.process import poll
+from harness.servers.proxy import Proxy
 from leasehold import ConfigError, LeaseholdError, Unavailable
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc import frames
-from leasehold.engines.etcd.grpc.frames import encode_frame
+from leasehold.engines.etcd.grpc.connection import GrpcConnection
+from leasehold.engines.etcd.grpc.frames import GrpcStream, encode_frame
 from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
 from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import parse_url
@@ -100,6 +104,45 @@ def test_message_decoder_survives_any_bytes(data: bytes, kind: type) -> None:
         messages.decode(kind, data)
 
 
+_KEY_VALUE = messages.encode(messages.KeyValue(b"ab", 1 << 62, 1 << 61, b"cd", 1 << 60))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    assert len(value) < 128
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+@pytest.mark.parametrize(
+    ("kind", "item"),
+    [
+        (messages.RangeResponse, _field(2, _KEY_VALUE)),
+        (messages.TxnResponse, _field(3, _field(1, _field(2, _KEY_VALUE)))),
+        (messages.WatchResponse, _field(11, _field(2, _KEY_VALUE) + _field(3, _KEY_VALUE))),
+        (messages.MemberListResponse, _field(2, b"")),
+        (messages.StatusResponse, _field(8, "alarm:A\U0001f512".encode() * 8)),
+    ],
+    ids=["keys", "operations", "events", "members", "texts"],
+)
+def test_reply_of_very_many_items_is_refused_before_it_fills_the_memory(kind: type, item: bytes) -> None:
+    """Of a reply of 8 MiB, the items of these would need 40 to 80."""
+    data = item * (frames.MAX_REPLY // len(item))
+    tracemalloc.start()
+    try:
+        with pytest.raises(messages.MalformedReply):
+            messages.decode(kind, data)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_reply_with_as_many_locks_as_fit_is_decoded() -> None:
+    """`inspect` of the shortest entries that this engine writes, which have 200 bytes."""
+    item = messages.KeyValue(b"lh1/q/:a/l/x/960", 1 << 40, 1 << 40, b"v" * 150, 1 << 61)
+    count = frames.MAX_REPLY // 200
+    reply = messages.RangeResponse(messages.ResponseHeader(1, 2), (item,) * count, count)
+    assert messages.decode(messages.RangeResponse, messages.encode(reply)) == reply
+
+
 def test_unknown_message_fields_are_skipped() -> None:
     known = messages.encode(messages.LeaseTtlResponse(messages.ResponseHeader(1, 2), 3, 4))
     unknown = b"\xf8\x06\x01" + b"\xfa\x06\x03abc" + b"\xfd\x06\x00\x00\x00\x00" + b"\xf9\x06" + bytes(8)
@@ -176,18 +219,10 @@ def test_request_larger_than_the_window_is_sent_in_pieces(make_driver) -> None:
         assert driver.release(claim)
 
 
-OK_REPLY = encode_frame(frames.HEADERS, 4, 1, b"\x88") + encode_frame(
-    frames.DATA,
-    0,
-    1,
-    frames.encode_message(messages.encode(messages.LeaseTtlResponse(messages.ResponseHeader(1, 7), 5, 9))),
-)
-
-
-END_HEADERS = encode_literal(b"grpc-status", b"0")
-
-
 LEASE_LIFE = messages.LeaseTtlResponse(messages.ResponseHeader(1, 7), 5, 9)
+OK_MESSAGE = encode_frame(frames.DATA, 0, 1, frames.encode_message(messages.encode(LEASE_LIFE)))
+OK_REPLY = encode_frame(frames.HEADERS, 4, 1, b"\x88") + OK_MESSAGE
+END_HEADERS = encode_literal(b"grpc-status", b"0")
 
 
 class FakeServer:
@@ -322,6 +357,50 @@ def test_invalid_reply_is_unavailable_within_the_deadline(reply: bytes) -> None:
     check_elapsed(began, 0.3 + 0.5 + 1.5)  # the fake server takes up to 1 s to close
 
 
+@contextmanager
+def open_calls(*calls: GrpcStream) -> Iterator[GrpcConnection]:
+    """A connection on which these calls, 1, 3, 5 and so on, wait for their replies."""
+    connection = GrpcConnection(Threads(), "etcd", False)
+    connection._socket, server = socket.socketpair()
+    for call in calls:
+        connection.start(call, "/", [], b"", True)
+    with server:
+        yield connection
+
+
+def test_server_cannot_make_a_call_keep_many_messages() -> None:
+    """An ordinary call has one. The client kept up to 8 MiB of them for each call until its deadline."""
+    with open_calls(GrpcStream(None)) as connection:
+        connection.receive(OK_REPLY)
+        assert connection.failure is None
+        connection.receive(OK_MESSAGE)
+        assert "more messages than it can have" in str(connection.failure)
+
+
+def test_server_cannot_make_a_client_keep_long_replies_to_many_calls() -> None:
+    calls = [GrpcStream(None) for _ in range(3)]
+    with open_calls(*calls) as connection:
+        for call in calls:
+            connection.receive(encode_frame(frames.DATA, 0, call.stream_id, struct.pack(">BI", 0, 7 << 20)))
+        for call, piece in product(calls, [bytes(1 << 19)] * 13):
+            if connection.failure is None:
+                connection.receive(encode_frame(frames.DATA, 0, call.stream_id, piece))
+        assert "the replies to all calls are too long" in str(connection.failure)
+        assert sum(call.bytes_kept() for call in calls) < 17 << 20
+
+
+def test_batch_of_calls_shares_the_limit_of_one(caplog) -> None:
+    """The replies of a batch are kept together until the first has come."""
+    caplog.set_level("DEBUG", logger="leasehold.etcd")
+    begin = encode_frame(frames.DATA, 0, 1, struct.pack(">BI", 0, frames.MAX_REPLY // 8 + 1))
+    with rpc_to(FakeServer(begin)) as (rpc, runtime), pytest.raises(Unavailable):
+        run_sync(rpc.call_each(messages.LEASE_TTL, [messages.LeaseId(5)] * 8, runtime.now() + 0.3))
+    assert (
+        "repeating them one by one: the server sent invalid HTTP/2: the messages of one call are too long"
+        in caplog.text
+    )
+
+
 def window_update(stream_id: int, increment: int) -> bytes:
     return encode_frame(frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", increment))
 
@@ -437,6 +516,35 @@ def test_connection_out_of_stream_ids_is_replaced(make_driver, url) -> None:
     for _ in range(3):
         driver.release(driver.acquire(driver.claim()))
     assert driver.engine.rpc._connection is not first
+
+
+@pytest.mark.extended
+def test_member_behind_silent_ones_has_its_turn_in_a_later_call(start_member) -> None:
+    """After a slow answer the first member of a call gets nine tenths of its time. If every call began with the same
+    silent member, the last one would never have time for its answer."""
+    member = start_member()
+    proxies = first, second, last = [Proxy(member.port) for _ in range(3)]
+    first.cut()
+    second.cut()
+    last.delay = lambda: 0.05
+    hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+    runtime, memory = Threads(), ClusterMemory()
+    memory.last_answer = 1.0
+    rpc = RpcClient(parse_url(EngineConfig.parse(f"etcd://{hosts}", 5.0)), runtime, memory)
+
+    def call() -> bool:
+        with suppress(Unavailable):
+            run_sync(rpc.call(messages.RANGE, messages.RangeRequest(b"x", b"y"), runtime.now() + 2.5))
+            return True
+        return False
+
+    try:
+        assert not call()
+        assert any(call() for _ in range(3))
+    finally:
+        rpc.close()
+        for proxy in proxies:
+            proxy.close()
 
 
 def test_write_to_a_slow_reader_works_on_a_high_file_descriptor() -> None:

@@ -84,6 +84,7 @@ def holder_lease_of(member, name: str) -> int:
     return int(found["kvs"][0]["lease"])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("delay", [0, pytest.param(5, marks=pytest.mark.faults)])
 def test_leasehold_run_stops_its_command_before_the_next_begins(member, start_process, tmp_path, delay) -> None:
     prefix, first_log, second_log = f"run-{os.urandom(4).hex()}", tmp_path / "one", tmp_path / "two"

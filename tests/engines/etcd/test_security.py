@@ -17,7 +17,8 @@ from unittest.mock import Mock
 import pytest
 
 from harness.servers.etcd import Etcd
-from harness.servers.process import free_ports, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import free_ports
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.etcd.grpc.connect import tls_handshake
 from leasehold.runtime.base import run_sync

@@ -23,7 +23,7 @@ def test_url_is_parsed_into_endpoints_and_root(text, hosts, root) -> None:
     found = parse_url(EngineConfig.parse(text, 5.0))
     assert ([str(each) for each in found.endpoints], found.root) == (hosts, root)
     if "%3A" in text:
-        assert (found.user, found.password) == ("u@x", "p:/?")
+        assert (found.user, found.password.read()) == ("u@x", "p:/?")
 
 
 @pytest.mark.parametrize(

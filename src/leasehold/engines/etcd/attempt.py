@@ -72,7 +72,7 @@ class EtcdAttempt:
         lease = self.claim_state.key_lease
         if lease is None:
             has_to_wait = self.client_state.has_other_waiter(self.claim)
-            lease = await self._get_lease(lifetimes.WAITER_LEASE_TTL if has_to_wait else ttl)
+            lease = await self._get_lease(self.client_state.waiter_lease_ttl if has_to_wait else ttl)
             self.claim_state.key_lease = lease
         if lease.requested_ttl == ttl:
             return await self._enqueue_as_holder(lease, token_base)
@@ -156,7 +156,7 @@ class EtcdAttempt:
         """The claim has to wait: attach its key to a waiter's lease (E7) instead of one with the holder's ttl."""
         claim_state = self.claim_state
         if claim_state.prepared_lease is None:
-            claim_state.prepared_lease = await self._get_lease(lifetimes.WAITER_LEASE_TTL)
+            claim_state.prepared_lease = await self._get_lease(self.client_state.waiter_lease_ttl)
         view = await self._rewrite(self._entry_value("waiting", 0), claim_state.prepared_lease)
         if view is REREAD:
             return REREAD
@@ -412,7 +412,8 @@ class EtcdAttempt:
         """Watch for the next change that matters. Locks: the nearest conflicting key ends. Permits: the first waiter is
         notified when any permit is released, a later one when the entry ahead of it leaves or becomes a holder."""
         queue_key, watcher, key = self.claim_state.queue_key, self.client_state.watcher, claim_key(self.claim)
-        if not conflicts:
+        if not conflicts:  # only a delay is left
+            watcher.keep_waiters()
             return
         # `conflicts` has at most one key more than the limit. Without that one, all keys ahead hold, and this is next.
         is_next = len(conflicts) <= queue_key.limit

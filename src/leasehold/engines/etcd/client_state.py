@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from weakref import ref
 
-from leasehold.core.timing import poll_interval
+from leasehold.core.timing import WAITER_TTL, poll_interval
+from leasehold.engines.etcd import leases as lifetimes
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.leases import EtcdLease, LeasePool
@@ -66,6 +68,7 @@ class ClaimState:
         "mutex",
         "prepared_lease",
         "queue_key",
+        "renewed_at",
         "state",
         "tag_revision",
         "written_revision",
@@ -73,6 +76,7 @@ class ClaimState:
 
     def __init__(self, queue_key: queue.QueueKey, runtime: Runtime) -> None:
         self.queue_key = queue_key
+        self.renewed_at = runtime.now()  # when the claim last joined the queue, or its last heartbeat (E7)
         self.mutex = FairMutex(runtime, "etcd", "the claim")  # one attempt at a time
         self.delay = self.min_hold = 0.0  # as in the last attempt
         self.tag_revision = 0  # at which the keys with the claim's tag were read, and none was the claim's; 0: never
@@ -126,7 +130,7 @@ class EtcdClientState:
         self._now, self._registry = runtime.now, ref(registry)
         self._revision = self._cluster_id = 0
         self._rewound_reason = ""
-        self.watcher = Watcher(url, runtime, self.memory, _weak_callback(ref(self)))
+        self.watcher = Watcher(url, runtime, self.memory, _weak_callback(ref(self)), _weak_lister(ref(self)))
 
     def find_claim_state(self, claim: Claim) -> ClaimState | None:
         return self.claim_states.get(claim_key(claim))
@@ -169,6 +173,28 @@ class EtcdClientState:
             waiter.claim for _, waiter in snapshot_items(registry.waiting) if waiter.claim.id_hash != claim.id_hash
         )
         return any(other.name == claim.name and other.namespace == claim.namespace for other in other_claims)
+
+    @property
+    def waiter_lease_ttl(self) -> int:
+        """The ttl of a waiter's etcd lease. A short one needs the watch thread; and if other clients serve the claim
+        as well, the next one needs time to take it over."""
+        registry = self._registry()
+        if self.watcher.has_no_thread or registry is None or not registry.undo_unanswered:
+            return lifetimes.SERVED_WAITER_LEASE_TTL
+        return lifetimes.WAITER_LEASE_TTL
+
+    def waiters_leases(self) -> list[EtcdLease]:
+        """The etcd leases that waiters' keys are attached to, and that are to be kept alive (E7). From any thread."""
+        if (registry := self._registry()) is None:
+            return []
+        now, found = self._now(), []
+        for _, waiter in snapshot_items(registry.waiting):
+            claim_state = self.claim_states.get(claim_key(waiter.claim))
+            if claim_state is None or claim_state.is_held or (lease := claim_state.key_lease) is None:
+                continue
+            if now < claim_state.renewed_at + WAITER_TTL - lease.ttl:  # it lives for its whole ttl after the last time
+                found.append(lease)
+        return found
 
     def after_fork(self) -> None:
         self.claim_states.clear()
@@ -258,3 +284,10 @@ def _weak_callback(client_state: ref[EtcdClientState]) -> WatchCallback:
             live_state.on_watch_event(key_watch, event, seconds)
 
     return on_watch_event
+
+
+def _weak_lister(client_state: ref[EtcdClientState]) -> Callable[[], list[EtcdLease]]:
+    def list_leases() -> list[EtcdLease]:
+        return [] if (live_state := client_state()) is None else live_state.waiters_leases()
+
+    return list_leases

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from leasehold.config import EngineConfig
+from leasehold.engines.base import fixed_limits
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.attempt import EtcdAttempt, read_token_base
 from leasehold.engines.etcd.client_state import EtcdClientState
@@ -21,7 +22,7 @@ from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
-TRAITS: Final = Traits(slots=False, min_ttl=float(MIN_TTL), ttl_step=1.0, survives="restart")
+TRAITS: Final = Traits(slots=False, resizable=False, min_ttl=float(MIN_TTL), ttl_step=1.0, survives="restart")
 
 _RENEW_BATCH: Final = 100  # keys read in one transaction; etcd's default limit is 128 operations
 _CLOSE_TIMEOUT: Final = 0.3  # seconds to revoke unused leases; those that are left expire
@@ -59,6 +60,8 @@ class EtcdEngine:
             self._registry.add_waiter(claim, self._runtime)
         claim_state, caller = await self._client_state.begin_attempt(claim, deadline)
         claim_state.delay, claim_state.min_hold = claim.delay, claim.min_hold
+        if not claim_state.create_revision:  # it joins the queue
+            claim_state.renewed_at = asked_at
         try:
             attempt = EtcdAttempt(self._client_state, claim_state, self.rpc, self._runtime, claim, asked_at, deadline)
             return await attempt.run(notified)
@@ -108,6 +111,9 @@ class EtcdEngine:
             return await break_grant(self._client_state, self.rpc, namespace, name, token, deadline)
         except messages.MalformedReply as error:
             raise _to_unavailable(error) from error
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        raise fixed_limits(TRAITS, "etcd")
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         return await list_holdings(

@@ -23,6 +23,7 @@ from leasehold.engines.probe import (
     Health,
     MemberHealth,
     Storage,
+    certificate_left,
     describe_down,
     fetch_text,
     parse_float,
@@ -36,6 +37,12 @@ from leasehold.runtime.net.blocking import SocketAddress
 
 _MEMBERS_SHARE: Final = 0.7  # of the time; the rest is for the cluster
 _FSYNC: Final = "etcd_disk_wal_fsync_duration_seconds"
+_SAMPLES: Final = re.compile(  # only those that are used: a reply may have any number
+    r"^(etcd_server_quota_backend_bytes|process_resident_memory_bytes|etcd_server_leader_changes_seen_total"
+    rf"|{_FSYNC}_count|{_FSYNC}_bucket\{{le=\"[0-9.e+-]{{1,20}}\"\}}) (\S{{1,40}})$",
+    re.MULTILINE,
+)
+_MAX_ALARMS: Final = 8  # etcd has two kinds
 _SLOW_SHARE: Final = 0.99  # of all syncs of the log were at least as fast as `disk_seconds`
 
 
@@ -54,6 +61,12 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
 
     async def probe(endpoint: Endpoint, until: float) -> MemberHealth:
         member, statuses[endpoint] = await _probe(url, endpoint, runtime, until)
+        address = SocketAddress(endpoint.host, endpoint.port)
+        member = replace(
+            member,
+            certificate_left=await certificate_left(address, metrics_tls, runtime, until),
+            anonymous=not url.user and url.tls is None,  # with TLS, certificates of clients may be required
+        )
         return await _add_metrics(member, endpoint, metrics_tls, runtime, until)
 
     now = runtime.now()
@@ -107,7 +120,7 @@ async def _probe(url: EtcdUrl, endpoint: Endpoint, runtime: Runtime, deadline: f
         unapplied_entries=max(0, status.raft_index - status.raft_applied_index),
     )
     alarms = tuple(server_text(alarm) for text in status.errors for alarm in re.findall(r"alarm:([A-Z]\w*)", text))
-    return member, _Status(member_id, status.leader, alarms, bool(status.is_learner))
+    return member, _Status(member_id, status.leader, alarms[:_MAX_ALARMS], bool(status.is_learner))
 
 
 async def _read_voters(rpc: RpcClient, deadline: float) -> set[int] | None:
@@ -134,7 +147,7 @@ async def _add_metrics(
     head, _, body = text.partition("\r\n\r\n")
     if head.split(" ", 2)[1:2] != ["200"]:
         return replace(member, notes=("/metrics is not served here, so quota, memory and disk are not known",))
-    samples = dict(re.findall(r"^([a-z_]+(?:\{[^}\n]*\})?) (\S+)$", body, re.MULTILINE))
+    samples = {each[1]: each[2] for each in _SAMPLES.finditer(body)}
     (storage,) = member.storage
     return replace(
         member,

@@ -27,7 +27,10 @@ from leasehold.runtime.base import Runtime
 
 MAX_POOLED: Final = 256  # unused leases: up to this many waiters of a client come and go without creating new ones
 MIN_TTL: Final = 2  # seconds: etcd's minimum with its default election timeout of 1 s
-WAITER_LEASE_TTL: Final = int(WAITER_TTL)
+# Seconds. etcd passes over a dead waiter when its lease ends, and notices that up to a second late: 5 s in all.
+WAITER_LEASE_TTL: Final = 4
+SERVED_WAITER_LEASE_TTL: Final = int(WAITER_TTL)  # for a lock server: its client has that long to find another server
+RENEW_SHARE: Final = 1 / 4  # of its life: when a waiter's lease is renewed
 _FRESH_FRACTION: Final = 0.2  # of its ttl: a pooled lease older than this is kept alive before it is used
 
 

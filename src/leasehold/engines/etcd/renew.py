@@ -115,7 +115,10 @@ class EtcdRenewal:
                 return _attempt_in_flight()
             if entry is None or entry.value.state == "cooling":
                 return Gone("expired")
-            return Alive(WAITER_TTL, None if claim_state is None else claim_state.position)
+            if claim_state is None:
+                return Alive(WAITER_TTL)
+            claim_state.renewed_at = self.asked_at
+            return Alive(WAITER_TTL, claim_state.position)
         gone = self._gone_reply(claim, claim_state, entry)
         if gone is not None:
             self._forget_claim(claim, claim_state)

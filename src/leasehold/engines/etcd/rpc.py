@@ -1,7 +1,8 @@
 """Calls to an etcd cluster: several members, one deadline, one mapping of errors (E9).
 
 A call goes to the member that answered last. If that member refuses, disconnects, or does not answer in its share of
-the time (`server_share`), the client tries the next one: every request of this engine may safely be executed twice.
+the time (`server_share`), the client tries the next one: every request of this engine may safely be executed twice. If
+none answers, the next call begins with another member.
 Errors of a cluster that is about to recover (no leader, an election) are retried until the deadline, as is a restart.
 Every other error is raised at once.
 """
@@ -16,6 +17,7 @@ from leasehold.core.timing import backoff, server_share
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import (
+    MAX_REPLY,
     OK,
     UNAUTHENTICATED,
     UNAVAILABLE,
@@ -98,6 +100,7 @@ class RpcClient:
         """The answer of the first member that gives one by the deadline. `unconfirmed` collects the tries without an
         answer: etcd may still execute such a request, even after the one that was answered."""
         started_at, tries, failures, reauthenticated, no_leader = self._runtime.now(), 0, 0, False, False
+        first = self._endpoint_index
         last_status = GrpcStatus(UNAVAILABLE, "no answer")
         member_count = len(self._url.endpoints)
         while (left := deadline - self._runtime.now()) > 0:
@@ -128,6 +131,7 @@ class RpcClient:
             no_leader |= _has_no_leader(status)
             tries += 1
             await self._pause(tries, deadline)
+        self._begin_behind(first)
         seconds = self._runtime.now() - started_at
         within = f" in {seconds:.1f} s" if seconds >= 0.05 else ""
         raise _no_answer(f"etcd did not answer{within}: {last_status.text}", no_leader, seconds)
@@ -144,10 +148,11 @@ class RpcClient:
     async def keep_alive(self, leases: Sequence[int], deadline: float) -> dict[int, int]:
         """Renew leases on one stream. Returns the seconds that each lease has left; 0: it has expired."""
         ttls: dict[int, int] = {}
-        failures, last_error, no_leader = 0, "no answer", False
+        failures, last_error, no_leader, first = 0, "no answer", False, self._endpoint_index
         while missing := [lease for lease in leases if lease not in ttls]:
             left = deadline - self._runtime.now()
             if left <= 0 or (failures > len(self._url.endpoints) and not self._ever_answered):
+                self._begin_behind(first)
                 raise _no_answer(f"etcd did not answer a keep-alive: {last_error}", no_leader)
             try:
                 await self._keep_alive_once(missing, ttls, self._member_deadline(left))
@@ -160,7 +165,7 @@ class RpcClient:
 
     async def _keep_alive_once(self, leases: Sequence[int], ttls: dict[int, int], deadline: float) -> None:
         connection, stream = await self._start_call(
-            messages.LEASE_KEEP_ALIVE, messages.encode(messages.LeaseId(leases[0])), deadline, False
+            messages.LEASE_KEEP_ALIVE, messages.encode(messages.LeaseId(leases[0])), deadline, False, len(leases)
         )
         sent_at = self._runtime.now()
         try:
@@ -184,14 +189,16 @@ class RpcClient:
             connection.cancel(stream)
 
     async def call_each(self, method: RpcMethod[M], requests: Sequence[tuple[Any, ...]], deadline: float) -> list[M]:
-        """Send many small requests at once; those without an answer are repeated one by one."""
+        """Send many small requests at once; those without an answer, or with a long one, are repeated one by one."""
         answers: list[M] = []
+        max_bytes = min(method.max_reply, MAX_REPLY // max(1, min(len(requests), _MAX_CONCURRENT)))
         for begin in range(0, len(requests), _MAX_CONCURRENT):
             sent = []
             member_deadline = self._member_deadline(deadline - self._runtime.now())
             try:
                 for request in requests[begin : begin + _MAX_CONCURRENT]:
-                    sent.append(await self._start_call(method, messages.encode(request), member_deadline, True))
+                    body = messages.encode(request)
+                    sent.append(await self._start_call(method, body, member_deadline, True, 1, max_bytes))
                 for connection, stream in sent:
                     status = await self._wait_status(connection, stream, member_deadline)
                     if status is None or status.code != OK:
@@ -212,9 +219,8 @@ class RpcClient:
         connection = self._connection
         if connection is not None:
             try:
-                connection.start(
-                    GrpcStream(None), method.path, self._metadata(method, 5.0), messages.encode(request), True
-                )
+                stream = GrpcStream(None, max_bytes=method.max_reply)
+                connection.start(stream, method.path, self._metadata(method, 5.0), messages.encode(request), True)
             except (ConnectionBroken, LeaseholdError) as error:
                 _log.debug("request not sent: %s", error)
 
@@ -224,6 +230,13 @@ class RpcClient:
             if self._connection is connection:
                 self._connection = None
                 self._endpoint_index = (self._endpoint_index + 1) % len(self._url.endpoints)
+
+    def _begin_behind(self, first: int) -> None:
+        """After a call without an answer, whose first member had most of the time: the next call begins with the
+        second. Otherwise it may begin with the same silent member, and so leave the others too little time again."""
+        with self._mutex:
+            if self._connection is None:
+                self._endpoint_index = (first + 1) % len(self._url.endpoints)
 
     def after_fork(self) -> None:
         """In a forked child: drop the parent's connection and send nothing."""
@@ -271,10 +284,17 @@ class RpcClient:
         return stream.status
 
     async def _start_call(
-        self, method: RpcMethod[M], body: bytes, deadline: float, end: bool
+        self,
+        method: RpcMethod[M],
+        body: bytes,
+        deadline: float,
+        end: bool,
+        max_messages: int = 1,
+        max_bytes: int | None = None,
     ) -> tuple[GrpcConnection, GrpcStream]:
         connection = await self.get_connection(deadline)
-        stream = GrpcStream(self._runtime.signal())
+        max_bytes = max_bytes or min(MAX_REPLY, max_messages * method.max_reply)
+        stream = GrpcStream(self._runtime.signal(), max_messages, max_bytes)
         metadata = self._metadata(method, max(deadline - self._runtime.now(), 0.001))
         connection.start(stream, method.path, metadata, body, end)
         return connection, stream
@@ -347,7 +367,8 @@ class RpcClient:
     async def _authenticate(self, deadline: float) -> None:
         if not self._url.user or self._memory.auth_token:
             return
-        request = messages.encode(messages.AuthenticateRequest(self._url.user, self._url.password))
+        password = await self._url.password.read_with(self._runtime, deadline)
+        request = messages.encode(messages.AuthenticateRequest(self._url.user, password))
         status, payloads = await self._try_once(messages.AUTHENTICATE, request, deadline)
         if status is None:
             raise ConnectionBroken("no answer")
@@ -361,18 +382,24 @@ class RpcClient:
         else:
             raise _to_error(status)
 
-    def _decode_reply(self, method: RpcMethod[M], payloads: Sequence[bytes]) -> M:
-        """Decode a reply. A reply without a header is invalid: etcd always sends one."""
+    def _decode_reply(self, method: RpcMethod[M], payloads: list[bytes]) -> M:
         try:
-            if len(payloads) != 1:
-                raise MalformedReply(f"{len(payloads)} messages instead of one")
-            reply = messages.decode(method.reply_type, payloads[0])
-            if not isinstance(getattr(reply, "header", None), messages.ResponseHeader):
-                raise MalformedReply("no header")
+            return _decode_one(method, payloads)
         except MalformedReply as error:
             self.close()
-            raise Unavailable(f"etcd sent an invalid reply: {error}", engine="etcd") from error
-        return reply
+            payloads.clear()  # megabytes, perhaps: the error, which refers to this frame, may live for long
+            text = f"etcd sent an invalid reply: {error}"
+            raise Unavailable(text, engine="etcd") from error.with_traceback(None)
+
+
+def _decode_one(method: RpcMethod[M], payloads: list[bytes]) -> M:
+    """Decode a reply. A reply without a header is invalid: etcd always sends one."""
+    if len(payloads) != 1:
+        raise MalformedReply(f"{len(payloads)} messages instead of one")
+    reply = messages.decode(method.reply_type, payloads[0])
+    if not isinstance(getattr(reply, "header", None), messages.ResponseHeader):
+        raise MalformedReply("no header")
+    return reply
 
 
 def _note_unconfirmed(unconfirmed: list[str] | None, status: GrpcStatus) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import socket
 import ssl
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
 from leasehold.config import EngineConfig
+from leasehold.credentials import Password
 from leasehold.engines.etcd.queue import key_root
 from leasehold.engines.tls import check_readable, client_context
 from leasehold.errors import ConfigError
@@ -36,7 +37,7 @@ class EtcdUrl:
     endpoints: tuple[Endpoint, ...]
     root: str  # the prefix of every key
     user: str
-    password: str = field(repr=False)
+    password: Password
     tls: ssl.SSLContext | None
 
 
@@ -48,7 +49,7 @@ def parse_url(config: EngineConfig) -> EtcdUrl:
     authority, _, prefix = after_scheme.partition("/")
     userinfo, at_sign, hosts = authority.rpartition("@")
     user, colon, password = userinfo.partition(":")
-    if at_sign and not (user and colon):
+    if (at_sign and not (user and (colon or config.password))) or (config.password and not user):
         raise ConfigError("an etcd URL needs both user and password, or neither: etcd://user:password@host:2379")
     prefix = unquote(prefix).strip("/")
     if "\0" in prefix or len(prefix.encode()) > 255:
@@ -61,7 +62,7 @@ def parse_url(config: EngineConfig) -> EtcdUrl:
     tls = client_context(config.scheme, "etcds", options)
     if tls is not None:
         tls.set_alpn_protocols(["h2"])
-    return EtcdUrl(endpoints, key_root(prefix), unquote(user), unquote(password), tls)
+    return EtcdUrl(endpoints, key_root(prefix), unquote(user), config.password_or(unquote(password)), tls)
 
 
 def _parse_endpoint(text: str) -> Endpoint:

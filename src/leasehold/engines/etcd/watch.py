@@ -27,8 +27,10 @@ from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import UNAUTHENTICATED, ConnectionBroken, GrpcStatus, GrpcStream
 from leasehold.engines.etcd.grpc.hpack import Header
+from leasehold.engines.etcd.leases import EtcdLease
 from leasehold.engines.etcd.rpc import HAS_LEADER, ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import EtcdUrl
+from leasehold.engines.etcd.waiter_leases import WaiterLeases
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.base import Mutex, Runtime, Signal, restarting
 
@@ -78,8 +80,16 @@ WatchCallback: TypeAlias = "Callable[[KeyWatch, messages.WatchEvent | None, floa
 class Watcher:
     """Shared by the client's two engine instances. Its thread and connection start with the first watch."""
 
-    def __init__(self, url: EtcdUrl, runtime: Runtime, memory: ClusterMemory, callback: WatchCallback) -> None:
+    def __init__(
+        self,
+        url: EtcdUrl,
+        runtime: Runtime,
+        memory: ClusterMemory,
+        callback: WatchCallback,
+        list_waiters_leases: Callable[[], list[EtcdLease]],
+    ) -> None:
         self._url, self._runtime, self._memory, self._callback = url, runtime, memory, callback
+        self._list_waiters_leases = list_waiters_leases
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -95,7 +105,9 @@ class Watcher:
         self._signal: Signal | None = None
         self._running = self._closed = False
         self._idle = False  # the thread sleeps until it is needed
+        self.has_no_thread = False  # none could be started
         self._last_watch_at = 0.0
+        self._waiter_leases = WaiterLeases(self._runtime.now, self._list_waiters_leases, _answer_time(self._memory))
 
     # ------------------------------------------------------- from any thread
 
@@ -128,6 +140,13 @@ class Watcher:
             self._deferred[watch_id] = self._last_watch_at + _OWN_WATCH_DELAY
             idle, self._idle = self._idle, False
         if idle and self._signal is not None:  # not for every lock: most need no watch
+            self._signal.set()
+
+    def keep_waiters(self) -> None:
+        """For a waiter that has nothing to watch: keep its lease alive."""
+        with self._mutex:
+            self._ensure_thread()
+        if self._signal is not None:
             self._signal.set()
 
     def _watches_of(self, claim_key: ClaimKey) -> list[KeyWatch]:
@@ -177,8 +196,9 @@ class Watcher:
             try:
                 watch_loop = _watch_loop(ref(self), self._url, self._memory)
                 self._runtime.start_thread(restarting(watch_loop, _log, "the watch thread"), "leasehold-etcd-watch")
+                self.has_no_thread = False
             except RuntimeError as error:  # the waiters poll, and the next watch tries again
-                self._running = False
+                self._running, self.has_no_thread = False, True
                 _log.debug("cannot start the watch thread, waiters poll: %s", error)
             except BaseException:
                 self._running = False
@@ -215,13 +235,18 @@ class Watcher:
                     if due_at <= now:
                         del self._deferred[watch_id]
                         self._send(self._watches[watch_id].request())
-        return _POLL_INTERVAL if now < self._last_watch_at + _ACTIVE_PERIOD else None
+        pauses = [_POLL_INTERVAL] if now < self._last_watch_at + _ACTIVE_PERIOD else []
+        try:
+            pause = self._waiter_leases.send_due(can_switch=len(self._url.endpoints) > 1)
+        except (ConnectionBroken, LeaseholdError):
+            pause = _POLL_INTERVAL  # the reader ends, or the server is about to close the connection
+        return min(pauses + ([] if pause is None else [pause]), default=None)
 
     def _seconds_until_needed(self) -> float:
         """Seconds until a stream is needed. Negative: now."""
         with self._mutex:
             now = self._runtime.now()
-            if len(self._watches) > len(self._deferred):
+            if len(self._watches) > len(self._deferred) or self._waiter_leases.is_needed:
                 return -1.0
             self._idle = not self._deferred
             return min(self._deferred.values(), default=now + 3600.0) - now
@@ -233,6 +258,7 @@ class Watcher:
             metadata.append(Header(b"token", self._memory.auth_token.encode()))
         connection.start(stream, messages.WATCH.path, metadata, None, False)
         connection.tick = _weak_tick(ref(self))
+        self._waiter_leases.use(connection, metadata)
         with self._mutex:
             self._open_stream = (connection, stream)
             for watch_id, key_watch in self._watches.items():
@@ -287,10 +313,11 @@ class Watcher:
 
 class _WatchStream(GrpcStream):
     def __init__(self, watcher: ref[Watcher]) -> None:
-        super().__init__(None)
+        super().__init__(None, max_bytes=messages.WATCH.max_reply)
         self._watcher = watcher
 
     def on_message(self, message: bytes) -> None:
+        """Any number of messages may come: none is kept."""
         if (live_watcher := self._watcher()) is not None:
             live_watcher.handle_message(message)
 
@@ -306,6 +333,10 @@ class _WatchStream(GrpcStream):
         ):
             open_stream[0].fail(status.text or "the watch stream ended")
             live_watcher._memory.discard_stale_login(status)
+
+
+def _answer_time(memory: ClusterMemory) -> Callable[[], float]:
+    return lambda: memory.last_answer
 
 
 def _weak_tick(watcher: ref[Watcher]) -> Callable[[], float | None]:

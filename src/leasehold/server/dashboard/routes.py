@@ -150,12 +150,16 @@ class Dashboard:
     # ---------------------------------------------------------------------- pages
 
     async def _page(self, request: Request) -> Response:
-        caller = self._identify(request)
+        caller, limits = self._identify(request), self._app.limits
+        with limits.call(caller, "read"):
+            async with limits.listing(caller, self._app.service.call_timeout):
+                return await self._whole_page(request, caller)
+
+    async def _whole_page(self, request: Request, caller: Caller) -> Response:
         arguments = read_query(request.query)
         page = PAGES.get(request.path, _LOCK)
-        with self._app.limits.call(caller, "read"):
-            data, missing = await self._page_data(caller, page, arguments)
-            context = await self._context(data, page, missing)
+        data, missing = await self._page_data(caller, page, arguments)
+        context = await self._context(data, page, missing)
         form_token, cookies = session.form_token(request, self.secure)
         broken = arguments.get("broken", "")
         context |= {"frame": False, "form_token": form_token}
@@ -358,6 +362,7 @@ class Dashboard:
         )
         if caller is None:
             raise Problem("unauthorized", 401, "log in")
+        request.connection.identify(caller)
         request.caller = caller
         return caller
 

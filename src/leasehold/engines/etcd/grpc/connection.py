@@ -12,7 +12,6 @@ is never repaired: any error (`fail`) ends it and every call on it, and the next
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import ssl
 import struct
@@ -29,6 +28,7 @@ from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolErr
 from leasehold.engines.etcd.url import Endpoint
 from leasehold.errors import Reentered
 from leasehold.runtime.base import Mutex, Runtime, log_unexpected
+from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
 _log = logging.getLogger("leasehold.etcd")
 
@@ -36,6 +36,8 @@ _WINDOW_UPDATE_AFTER: Final = 1 << 20  # bytes received before the client sends 
 _SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MAX_INT31)  # ENABLE_PUSH 0, and the largest window
 _CANCEL: Final = 8  # error code (section 7)
 _MAX_HEADER_BLOCK: Final = 1 << 16  # bytes per call, compressed; etcd sends about a hundred
+_MAX_KEPT: Final = 16 << 20  # bytes of replies to all open calls
+_LARGE_REPLY: Final = 1 << 16  # bytes
 _MAX_ERROR_TEXT: Final = 4096  # bytes of the server's error text that are decoded
 _SEND_TIMEOUT: Final = 0.1  # seconds to wait for a full socket: short, because the wait may block an event loop
 _PING_AFTER: Final = 6.0  # seconds without a byte while calls are open; etcd refuses pings less than 5 s apart
@@ -190,8 +192,8 @@ class GrpcConnection:
                 try:
                     data = data[self._socket.send(data) :]
                 except BlockingIOError:
-                    poll = select.poll()  # not select(): the descriptor may be 1024 or higher
-                    poll.register(self._socket, select.POLLOUT)
+                    poll = new_poll()  # not select(): the descriptor may be 1024 or higher
+                    poll.register(self._socket, POLLOUT)
                     if not poll.poll(_SEND_TIMEOUT * 1000):
                         raise ConnectionError("the server does not read what is sent to it") from None
         except (OSError, ValueError) as error:
@@ -296,6 +298,7 @@ class GrpcConnection:
             raise ProtocolError("PUSH_PROMISE frame although push is disabled")
 
     def _on_data(self, stream: GrpcStream | None, stream_id: int, flags: int, body: bytes) -> None:
+        payload = strip_padding(flags, body)  # checked also if the call is over, or has not begun
         self._unacked_bytes += len(body)
         window_updates = b""
         if self._unacked_bytes >= _WINDOW_UPDATE_AFTER:
@@ -308,12 +311,17 @@ class GrpcConnection:
                     frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", stream.unacked_bytes)
                 )
                 stream.unacked_bytes = 0
-            stream.feed(strip_padding(flags, body))
+            stream.feed(payload)
+            if stream.bytes_kept() > _LARGE_REPLY and self._bytes_kept() > _MAX_KEPT:
+                raise ProtocolError("the replies to all calls are too long")
             if flags & frames.END_STREAM:
                 self._end_stream(stream_id, GrpcStatus(frames.UNKNOWN, "the call ended without a status"))
         if window_updates:
             with self._mutex:
                 self._write(window_updates)
+
+    def _bytes_kept(self) -> int:
+        return sum(stream.bytes_kept() for stream in list(self._streams.values()))
 
     def _on_headers(self, stream_id: int, flags: int, block: bytearray) -> None:
         if len(block) > _MAX_HEADER_BLOCK:
@@ -386,8 +394,8 @@ def _make_reader(
                     live_connection.fail(f"unexpected error: {_error_text(error)}")
 
     async def read_until_end() -> None:
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
+        poll = new_poll()
+        poll.register(sock, POLLIN)
         timeout = 1.0
         while True:
             readable = poll.poll(timeout * 1000)

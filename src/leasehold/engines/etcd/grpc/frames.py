@@ -22,8 +22,7 @@ MAX_INT31: Final = (1 << 31) - 1
 DEFAULT_WINDOW: Final = 65_535
 MAX_DATA_FRAME: Final = 16_384  # bytes in a frame we send; no peer may set a lower limit (section 4.2)
 MAX_FRAME: Final = 1 << 20
-MAX_MESSAGE: Final = 8 << 20  # bytes of all messages of one call
-_MESSAGE_OVERHEAD: Final = 64  # bytes, so that many empty messages count as well
+MAX_REPLY: Final = 8 << 20  # bytes of all messages of one call that are kept
 
 COMMON_HEADERS: Final = (
     Header(b"content-type", b"application/grpc"),
@@ -54,9 +53,10 @@ class ConnectionBroken(Exception):
 
 
 class GrpcStream:
-    """One call: the messages received so far, and its status once it ended."""
+    """One call: the messages received so far, and its status once it ended. A server that sends more messages than the
+    call can have, or more bytes, has its connection closed."""
 
-    def __init__(self, signal: Signal | None) -> None:
+    def __init__(self, signal: Signal | None, max_messages: int = 1, max_bytes: int = MAX_REPLY) -> None:
         self.stream_id = 0
         self.messages: list[bytes] = []
         self.status: GrpcStatus | None = None
@@ -64,12 +64,17 @@ class GrpcStream:
         self._buffer = bytearray()
         self.unsent, self.closing, self.send_window = bytearray(), False, DEFAULT_WINDOW
         self.unacked_bytes = 0
-        self._bytes_left = MAX_MESSAGE
+        self._messages_left, self._max_bytes = max_messages, max_bytes
+        self._bytes_in_messages = 0
+
+    def bytes_kept(self) -> int:
+        return self._bytes_in_messages + len(self._buffer)
 
     def on_message(self, message: bytes) -> None:
-        self._bytes_left -= len(message) + _MESSAGE_OVERHEAD
-        if self._bytes_left < 0:
-            raise ProtocolError("the messages of one call exceed 8 MiB")
+        self._messages_left -= 1
+        self._bytes_in_messages += len(message)
+        if self._messages_left < 0:
+            raise ProtocolError("the call has more messages than it can have")
         self.messages.append(message)
         if self._signal is not None:
             self._signal.set()
@@ -90,10 +95,13 @@ class GrpcStream:
         self._buffer += data
         while len(self._buffer) >= 5:
             flag, size = struct.unpack_from(">BI", self._buffer)
-            if flag or size > MAX_MESSAGE:
-                raise ProtocolError("gRPC message is compressed or longer than 8 MiB")
+            if flag:
+                raise ProtocolError("gRPC message is compressed")
+            if self._bytes_in_messages + size > self._max_bytes:
+                raise ProtocolError("the messages of one call are too long")
             if len(self._buffer) < 5 + size:
                 return
-            message = bytes(self._buffer[5 : 5 + size])
+            with memoryview(self._buffer) as view:  # copied once, as a message may have megabytes
+                message = bytes(view[5 : 5 + size])
             del self._buffer[: 5 + size]
             self.on_message(message)
