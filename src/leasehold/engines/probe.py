@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from leasehold.core.texts import server_text
 from leasehold.errors import LeaseholdError
@@ -26,6 +26,9 @@ from leasehold.runtime.net.blocking import SocketAddress, SocketStream, connect_
 from leasehold.runtime.net.event_loop import LoopStream, connect_in_loop
 
 T = TypeVar("T")
+# What protects a connection: `authority`: TLS with the certificate of an authority, for whatever host; `verified`: also
+# for the host of the URL.
+Encryption: TypeAlias = Literal["none", "unverified", "authority", "verified"]
 
 _MAX_TEXT_REPLY: Final = 1 << 20  # bytes of a reply that ends when the server closes the connection
 
@@ -41,6 +44,15 @@ class Storage:
     @property
     def used_ratio(self) -> float | None:
         return self.used / self.limit if self.limit else None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of a table that Leasehold made."""
+
+    name: str
+    live: int
+    dead: int  # deleted or replaced, and not yet vacuumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,7 @@ class MemberHealth:
     round_trip: float | None = None
     role: str | None = None  # leader, follower, learner, primary, replica, standalone
     version: str | None = None
+    engine: str | None = None  # the scheme of the engine behind a lock server
     server_id: str | None = None  # different for every server, whatever its addresses
     storage: tuple[Storage, ...] = ()
     replicas: int | None = None  # connected to this server
@@ -75,6 +88,10 @@ class MemberHealth:
     cache_hit_ratio: float | None = None
     disk_seconds: float | None = None  # how slow the engine says that its writes are; docs/guarantees say what it is
     leader_changes: int | None = None  # since the server started
+    certificate_left: float | None = None  # seconds; None without TLS, or if the certificate is not verified
+    encryption: Encryption | None = None  # None: a socket of this machine, the URL says it, or it is not known
+    anonymous: bool = False  # it grants locks to clients that do not sign in
+    tables: tuple[Table, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()  # why fields are missing
 
@@ -160,7 +177,7 @@ def filesystem(path: str) -> Storage | None:
     """The file system of a local path, as `df` shows it: without the blocks that only root may use."""
     try:
         found = os.statvfs(path)
-    except OSError:
+    except (OSError, ValueError):  # the path may be a server's, with any characters
         return None
     used = (found.f_blocks - found.f_bfree) * found.f_frsize
     return Storage("filesystem", used, used + found.f_bavail * found.f_frsize)
@@ -185,16 +202,37 @@ class _UntilClosed:
         return False
 
 
+async def certificate_left(
+    address: SocketAddress, tls: ssl.SSLContext | None, runtime: Runtime, deadline: float
+) -> float | None:
+    """Seconds until the server's certificate ends, over a connection of its own. None: unknown."""
+    if tls is None:
+        return None
+    try:
+        stream = await _connect(address, tls, _UntilClosed(), runtime, deadline)
+    except OSError:  # the probe itself says why
+        return None
+    try:
+        end = stream.certificate_end()
+    finally:
+        stream.close()
+    return None if end is None else end - runtime.wall()
+
+
+async def _connect(
+    address: SocketAddress, tls: ssl.SSLContext | None, parser: _UntilClosed, runtime: Runtime, deadline: float
+) -> SocketStream | LoopStream:
+    if runtime.blocking:
+        return connect_blocking(address, tls, parser, runtime.now, deadline)
+    return await connect_in_loop(address, tls, parser, runtime.now, deadline)
+
+
 async def fetch_text(
     address: SocketAddress, tls: ssl.SSLContext | None, request: bytes, runtime: Runtime, deadline: float
 ) -> str:
     """All that a server sends until it closes the connection. Raises OSError."""
     parser = _UntilClosed()
-    stream: SocketStream | LoopStream
-    if runtime.blocking:
-        stream = connect_blocking(address, tls, parser, runtime.now, deadline)
-    else:
-        stream = await connect_in_loop(address, tls, parser, runtime.now, deadline)
+    stream = await _connect(address, tls, parser, runtime, deadline)
     try:
         await maybe_await(stream.call(request, deadline))
     except ConnectionResetError:

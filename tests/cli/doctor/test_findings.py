@@ -9,7 +9,7 @@ from leasehold.cli.doctor.findings import Finding, worst
 from leasehold.cli.doctor.real_lock import describe_promises
 from leasehold.cli.doctor.servers import check_servers
 from leasehold.engines.probe import Finding as Setting
-from leasehold.engines.probe import Health, MemberHealth, Storage
+from leasehold.engines.probe import Health, MemberHealth, Storage, Table
 from leasehold.model import Traits
 
 MEMBER = MemberHealth("127.0.0.1:1", up=True, round_trip=0.001, role="primary", version="7", server_id="a")
@@ -26,7 +26,22 @@ def unsafe(health, scheme="redis"):
     return [each for each in check_servers(health, scheme) if each.severity != "ok"]
 
 
-@pytest.mark.parametrize("health", [HEALTHY, REDLOCK, replace(HEALTHY, engine="etcd", voting=3, reachable=3)])
+def etcd(version=None, voting=3):
+    return replace(with_member(version=version), engine="etcd", voting=voting, reachable=voting)
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        *(HEALTHY, REDLOCK, etcd(), etcd("3.4.31"), etcd("3.5.13"), etcd("3.6.0"), etcd("3.4.23", voting=1)),
+        with_member(certificate_left=90 * 86_400.0),
+        with_member(anonymous=True),  # on this machine
+        with_member(leader_changes=2),
+        with_member(tables=(Table("lh_grant", 0, 99_999), Table("lh_waiter", 10_000_000, 2_000_000))),
+        with_member(replace(HEALTHY, engine="mysql"), encryption="none"),  # on this machine
+        with_member(replace(HEALTHY, engine="postgresql"), encryption="unverified"),
+    ],
+)
 def test_healthy_servers_have_no_findings(health):
     assert unsafe(health) == []
 
@@ -42,6 +57,10 @@ def test_healthy_servers_have_no_findings(health):
         (with_member(findings=(Setting("maxmemory-policy", "allkeys-lru", "mend"),)), "settings", "danger"),
         (with_member(findings=(Setting("appendonly", "no", "mend"),)), "settings", "warning"),
         (with_member(findings=(Setting("fsync", "off", "mend"),)), "settings", "danger"),
+        (with_member(findings=(Setting("sentinel monitor", "another server", "mend"),)), "settings", "danger"),
+        (with_member(findings=(Setting("sentinel config-epoch", "behind", "mend"),)), "settings", "warning"),
+        (with_member(tables=(Table("lh_grant", 10, 100_000),)), "bloat", "note"),
+        (with_member(tables=(Table("lh_grant", 10, 1_000_000),)), "bloat", "warning"),
         (with_member(storage=(Storage("quota", 85, 100),)), "storage", "warning"),
         (with_member(storage=(Storage("quota", 96, 100),)), "storage", "danger"),
         (with_member(evictions=1), "evictions", "danger"),
@@ -55,6 +74,11 @@ def test_healthy_servers_have_no_findings(health):
         (with_member(REDLOCK, server_id="2"), "nodes", "danger"),
         (with_member(REDLOCK, member="127.0.0.2:9"), "nodes", "warning"),
         (with_member(member="10.0.0.5:6379"), "encryption", "warning"),
+        (with_member(certificate_left=3 * 86_400.0), "certificate", "warning"),
+        (with_member(leader_changes=11), "leader", "note"),
+        (etcd("3.4.23"), "version", "warning"),
+        (etcd("3.5.12"), "version", "warning"),
+        (etcd("3.5.2", voting=1), "version", "danger"),
     ],
 )
 def test_planted_fault_is_found_once_with_a_fix(health, check, severity):
@@ -63,9 +87,56 @@ def test_planted_fault_is_found_once_with_a_fix(health, check, severity):
     assert finding.fix
 
 
+@pytest.mark.parametrize(
+    ("scheme", "changes", "fix"),
+    [
+        ("redis", {"error": "refused"}, "check the URL"),
+        ("redis", {"error": "this server is a replica and cannot grant locks"}, "address of the primary"),
+        ("etcd", {"error": "etcd refuses grants", "alarms": ("NOSPACE",)}, "disarm the alarm"),
+        ("sqlite", {"error": "can be written by every user: `chmod o-w x`"}, "make the file usable"),
+        ("http", {"error": "the engine did not answer"}, "on the server's machine"),
+        ("http", {"error": "Connection refused"}, "check the URL"),
+    ],
+)
+def test_fix_of_an_engine_that_grants_nothing_names_the_cause(scheme, changes, fix):
+    found = unsafe(replace(HEALTHY, up=False, engine=scheme, **changes), scheme)
+    assert fix in found[0].fix
+    assert found[0].fix.endswith("no lock is granted until this is fixed")
+
+
+def test_alarm_of_sentinels_without_a_quorum_says_what_does_not_happen():
+    (finding,) = unsafe(replace(HEALTHY, alarms=("NOQUORUM 1 usable Sentinels. Not enough",)))
+    assert (finding.check, finding.promise) == ("alarm", "E5")
+    assert "start the missing sentinels" in finding.fix
+
+
+def test_alarm_of_a_full_etcd_names_the_commands_that_end_it():
+    assert "etcdctl alarm disarm" in unsafe(replace(HEALTHY, alarms=("NOSPACE",)))[0].fix
+
+
 @pytest.mark.parametrize("member", ["localhost:6379", "127.0.0.1:6379", "[::1]:6379", "/run/redis.sock"])
 def test_local_servers_need_no_encryption(member):
     assert unsafe(with_member(member=member)) == []
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "mysql"])
+@pytest.mark.parametrize(
+    ("encryption", "severity", "text"),
+    [("none", "warning", "unencrypted"), ("unverified", "warning", "not verified"), ("authority", "note", "authority")],
+)
+def test_connection_of_a_database_that_a_host_in_between_can_read(engine, encryption, severity, text):
+    far = with_member(replace(HEALTHY, engine=engine), member="10.0.0.5:1", encryption=encryption)
+    (finding,) = unsafe(far, engine)
+    assert (finding.check, finding.severity, finding.promise) == ("encryption", severity, "E5")
+    assert text in finding.found
+    assert "URL" in finding.fix
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "etcds", "zookeeper", "https"])
+def test_server_for_everybody_on_the_network_is_a_warning(scheme):
+    (finding,) = unsafe(with_member(member="10.0.0.5:6379", anonymous=True), scheme)
+    assert (finding.check, finding.severity) == ("access", "warning")
+    assert "10.0.0.5:6379" in finding.found
 
 
 def test_redis_without_a_log_is_the_red_flag_of_a_single_redis():
@@ -76,6 +147,13 @@ def test_redis_without_a_log_is_the_red_flag_of_a_single_redis():
 def test_engine_without_tokens_is_the_red_flag_of_no_owner_check():
     *_, finding = describe_promises(Traits(fencing=False, survives="restart"))
     assert (finding.severity, finding.red_flag) == ("warning", "no-owner-check")
+
+
+def test_promises_name_what_a_lock_may_require():
+    (finding,) = describe_promises(Traits(fencing=True, survives="restart"))
+    assert "locks may require fencing," in finding.found
+    assert "survives-restart" in finding.found
+    assert "survives-minority" not in finding.found
 
 
 @pytest.mark.parametrize(("state", "severity"), [(0, "ok"), (5, "note"), (None, "note")])

@@ -1,6 +1,12 @@
 """`leasehold doctor` on real Redis servers: healthy, unsafe, without rights."""
 
+import pytest
+
+from harness.rigs.redis import RedisRig
+from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.certificates import Authority
 from tests.support.doctor import examine, unsafe
+from tests.support.redis_servers import TlsServer
 
 
 def url(server, user: str = "") -> str:
@@ -36,3 +42,16 @@ def test_replica_is_a_danger_and_no_lock_is_tried(start_redis, wait_until):
     found = examine(url(replica))
     assert "this server is a replica" in {each.check: each for each in found}["reachable"].found
     assert "lock" not in {each.check for each in found}
+
+
+@pytest.mark.parametrize(("days", "expected"), [(3, {"certificate"}), (90, set())])
+def test_certificate_that_ends_soon_is_a_warning(tmp_path, days, expected):
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server", "IP:127.0.0.1", days=days)
+    options = ("--tls-auth-clients", "no", "--appendonly", "yes", "--appendfsync", "always")
+    server = TlsServer("--tls-cert-file", str(cert), "--tls-key-file", str(key), *options).start()
+    try:
+        assert set(unsafe(f"rediss://127.0.0.1:{server.port}?ssl_ca_certs={authority.cert}")) == expected
+    finally:
+        server.kill()

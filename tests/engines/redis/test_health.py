@@ -6,7 +6,9 @@ import pytest
 
 from harness.rigs.redis import RedisRig
 from harness.servers.redis import CAN_FAKE_CLOCK
-from harness.servers.redis_ha import SentinelSetup
+from harness.servers.redis_ha import SERVICE, SentinelSetup
+from leasehold.engines.redis.health import _differences, _Reported
+from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.health import RUNTIMES, probe, probe_silent, settings_found, storage_of
 
@@ -32,6 +34,7 @@ def test_probe_of_a_durable_server_finds_nothing_unsafe(start_redis, runtime):
     assert member.evictions == 0
     assert 0 < member.connections_ratio < 1
     assert (member.replicas, member.replication_lag) == (0, None)
+    assert (member.anonymous, member.certificate_left) == (True, None)
 
 
 def test_probe_finds_an_eviction_policy_and_a_missing_aof(start_redis):
@@ -76,6 +79,7 @@ def test_fields_that_a_user_may_not_read_are_absent(start_redis):
     )
     assert (member.clock_offset, member.connections_ratio, member.findings) == (None, None, ())
     assert member.notes == ("TIME is not allowed", "INFO is not allowed", "CONFIG GET is not allowed")
+    assert not member.anonymous
 
 
 def test_wrong_password_is_down_and_not_shown(start_redis):
@@ -135,15 +139,52 @@ def test_sentinel_deployment_shows_primary_and_sentinels(runtime):
         assert (primary.member, primary.role) == (f"127.0.0.1:{setup.primary.port}", "primary")
         assert {each.role for each in sentinels} == {"sentinel"}
         assert health.alarms == ()
+        assert {(each.findings, each.notes) for each in sentinels} == {((), ())}
         for sentinel in setup.sentinels[1:]:
             sentinel.kill()
         deadline = time.monotonic() + 30
         while not (health := probe(setup.url(), runtime=runtime)).alarms:
             assert time.monotonic() < deadline, health
         assert "NOQUORUM" in health.alarms[0]
+        assert {each.notes for each in health.members[1:]} == {()}
         assert health.reachable == 1
     finally:
         setup.close()
+
+
+def test_sentinel_that_monitors_another_server_is_found(start_redis):
+    rig_or_skip(RedisRig)  # skips if Redis is not installed
+    setup = SentinelSetup(down_after=30)
+    try:
+        *_, odd = setup.sentinels
+        odd.ask("SENTINEL", "REMOVE", SERVICE)
+        odd.ask("SENTINEL", "MONITOR", SERVICE, "127.0.0.1", start_redis().port, 2)
+        found = {each.member: settings_found(each) for each in probe(setup.url()).members[1:]}
+        assert found.pop(f"127.0.0.1:{odd.port}") == {"sentinel monitor": "another server"}
+        assert set(map(len, found.values())) == {0}
+    finally:
+        setup.close()
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        ({}, {}),
+        ({"a": (3, 1), "b": (3, 1)}, {}),
+        ({"a": (3, 1), "b": (2, 1)}, {}),  # the same server, before a failover that returned to it
+        ({"a": (3, 1), "b": (3, 1), "c": (2, 2)}, {"c": "behind"}),
+        ({"a": (2, 2), "b": (2, 2), "c": (3, 1)}, {"a": "behind", "b": "behind"}),  # only `c` knows of the failover
+        ({"a": (0, 1), "b": (0, 2), "c": (0, 2)}, {"a": "another server"}),
+        ({"a": (0, 1, b"x"), "b": (0, 2, b"x"), "c": (0, 2, b"x")}, {}),  # one server with two addresses
+        ({"a": (0, 1, b""), "b": (0, 2, b""), "c": (0, 2, b"x")}, {"a": "another server"}),
+    ],
+)
+def test_latest_failover_decides_which_sentinel_differs(reported, expected):
+    primaries = {
+        name: _Reported(epoch, SocketAddress("10.0.0.1", port), *run_id)
+        for name, (epoch, port, *run_id) in reported.items()
+    }
+    assert {name: found.value for name, (found,) in _differences(primaries).items()} == expected
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -153,7 +194,7 @@ def test_cluster_is_down_while_one_node_is(cluster, runtime):
     assert (health.up, health.voting, health.reachable, health.has_leader) == (True, 3, 3, True)
     assert {member.member for member in health.members} == {f"127.0.0.1:{node.port}" for node in cluster.all}
     cluster.all[1].pause()
-    health = probe_silent(f"redis+cluster://{seeds}", runtime)
+    health = probe_silent(f"redis+cluster://{seeds}", runtime, others_answer=True)
     assert (health.up, health.reachable) == (False, 2)
     assert [member.member for member in health.members if not member.up] == [f"127.0.0.1:{cluster.all[1].port}"]
 

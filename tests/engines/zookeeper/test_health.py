@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from harness.rigs.zookeeper import ZookeeperRig
-from harness.servers.process import free_ports, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import free_ports
 from harness.servers.zookeeper import Zookeeper, four_letter_command
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.health import RUNTIMES, probe, probe_silent, storage_of
@@ -35,6 +36,16 @@ def test_probe_of_one_server_reads_srvr_and_mntr(server, url, runtime):
     assert member.disk_seconds >= 0
     assert member.round_trip > 0
     assert (member.clock_offset, member.memory, member.evictions) == (None, None, None)
+    assert (member.anonymous, member.certificate_left) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("user", "options", "anonymous"),
+    [("", "", True), ("app:secret@", "", False), ("app:secret@", "?acl=world:anyone:cdrwa", True)],
+)
+def test_nodes_that_everybody_may_change_are_seen(server, root, user, options, anonymous):
+    (member,) = probe(f"zookeeper://{user}127.0.0.1:{server.port}{root}{options}").members
+    assert member.anonymous is anonymous
 
 
 def test_probe_opens_no_session(server, url):
@@ -60,6 +71,7 @@ def test_server_without_mntr_says_so_and_omits_its_fields():
         assert member.version
 
 
+@pytest.mark.extended
 def test_ensemble_shows_members_and_its_lost_quorum(three_servers, url_of, wait_until):
     url = url_of(*three_servers.members)
     wait_until(lambda: (found := probe(url)).voting == found.reachable == 3, every=0.2)

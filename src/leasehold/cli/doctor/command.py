@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import click
@@ -13,15 +14,15 @@ from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.doctor import host, real_lock, servers
 from leasehold.cli.doctor.findings import SEVERITIES, Finding, worst
-from leasehold.cli.help import Command
+from leasehold.cli.help import Command, command
 from leasehold.core.texts import escape
 from leasehold.engines import health
 from leasehold.errors import Unsupported
 from leasehold.runtime.base import run_sync
 
 EXAMPLES = """
-leasehold doctor                                  the default SQLite file
-leasehold -u redis://locks-1:6379 doctor          one engine; exit code 0, 1 or 2
+leasehold doctor                                  the engine of LEASEHOLD_URL, or your SQLite file
+leasehold doctor redis://locks-1:6379             another engine; exit code 0, 1 or 2
 leasehold -o json doctor | jq '.findings[] | select(.severity != "ok")'
 """
 
@@ -34,16 +35,17 @@ class _DoctorCommand(Command):
     other_codes = (("1", "warnings were found"), ("2", "a danger was found, or the engine cannot be used"))
 
 
-@click.command(
+@command(
     "doctor",
+    EXAMPLES,
+    exit_codes.CONFIG,
     short_help="Find what is unsafe about an engine's configuration.",
     cls=_DoctorCommand,
-    examples=EXAMPLES,
-    codes=(exit_codes.CONFIG,),
 )
+@click.argument("engine_url", required=False, metavar="[URL]")
 @click.option("--strict", is_flag=True, help="Exit 1 for notes as well.")
 @pass_console
-def doctor(console: Console, strict: bool) -> int:
+def doctor(console: Console, engine_url: str | None, strict: bool) -> int:
     """Find what is unsafe about an engine's configuration, and how to fix it.
 
     Probes the engine's servers (settings, storage, quorum, replication, clocks), then acquires, renews, hands over
@@ -55,7 +57,7 @@ def doctor(console: Console, strict: bool) -> int:
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """
-    with console.client() as client:
+    with replace(console, url=console.url if engine_url is None else engine_url).client() as client:
         config = client._core.config
         findings = list(_examine(client))
     findings.sort(key=lambda each: -SEVERITIES.index(each.severity))

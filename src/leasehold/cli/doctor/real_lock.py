@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from leasehold.blocking import Client
 from leasehold.blocking.locks import Lease
 from leasehold.cli.doctor.findings import NEVER_TESTED, NO_OWNER_CHECK, NO_TTL, Finding
-from leasehold.core.timing import advise_ttl
+from leasehold.config import REQUIREMENTS, advise_ttl
 from leasehold.errors import AccessDenied, LeaseholdError, NotAcquired
 from leasehold.model import Traits
 from leasehold.runtime.base import Runtime, run_sync
@@ -19,7 +19,9 @@ from leasehold.runtime.base import Runtime, run_sync
 T = TypeVar("T")
 
 _PINGS: Final = 20
+_MEASURE: Final = 5.0  # seconds after which no further round trip is measured
 _TTL: Final = 10.0
+_USUAL_TTL: Final = 30.0  # the default of a client
 _HAND_OFF: Final = 1.0  # seconds within which a waiter must hold a lock that was released
 _QUEUED: Final = 2.0  # seconds in which the waiter joins the queue
 _POLL: Final = 0.02
@@ -65,9 +67,10 @@ def check_lifetimes(client: Client) -> Iterator[Finding]:
 
 
 def _measure(client: Client, runtime: Runtime) -> Finding:
-    times = []
+    times: list[float] = []
     _step("connect", client.connect)
-    for _ in range(_PINGS):
+    end = runtime.now() + _MEASURE
+    while len(times) < 2 or (len(times) < _PINGS and runtime.now() < end):
         began = runtime.now()
         _step("list locks", lambda: client.inspect("trial"))
         times.append(runtime.now() - began)
@@ -86,8 +89,9 @@ def _milliseconds(seconds: float) -> str:
 
 def _check_lock(client: Client, runtime: Runtime) -> Iterator[Finding]:
     lock = client.lock("trial")
-    first = _step("acquire a lock", lambda: lock.acquire(wait=0))
+    first = _step("acquire a lock", lambda: client.lock("trial", ttl=_USUAL_TTL).acquire(wait=0))
     try:
+        yield from _check_session(client.traits, first.ttl)
         if _is_granted(client):
             raise _Failed(_broken_promise("a second holder was granted while the first one held the lock", "E1"))
         _step("renew a lock", first.renew)
@@ -107,12 +111,25 @@ def _check_lock(client: Client, runtime: Runtime) -> Iterator[Finding]:
     yield Finding("lock", "ok", "taken, renewed, listed, refused to a second holder, released")
 
 
+def _check_session(traits: Traits, granted: float) -> Iterator[Finding]:
+    """Whether the servers let sessions live as long as leases usually do."""
+    if traits.liveness == "session" and granted < _USUAL_TTL - 1:
+        yield Finding(
+            "session",
+            "note",
+            f"a lease with a ttl of {_USUAL_TTL:.0f} s got {granted:.1f} s: the servers end silent sessions then",
+            f"raise maxSessionTimeout on the servers to {_USUAL_TTL:.0f} s or more, or choose a shorter ttl",
+            "E8",
+        )
+
+
 def _is_granted(client: Client) -> bool:
     try:
         lease = _step("acquire a lock", lambda: client.lock("trial", reentrant=False).acquire(wait=0), NotAcquired)
     except NotAcquired:
         return False
-    lease.release()
+    with suppress(LeaseholdError):
+        lease.release()
     return True
 
 
@@ -164,7 +181,8 @@ def _has_waiter(client: Client) -> bool:
 
 def _check_break(client: Client, lease: Lease) -> Iterator[Finding]:
     try:
-        broken = client.break_lock("trial", token=lease.token or 0, why=_BREAK_REASON)
+        token = lease.token or 0
+        broken = _step("break a lock", lambda: client.break_lock("trial", token=token, why=_BREAK_REASON), AccessDenied)
     except AccessDenied as denied:
         yield Finding("rights", "note", f"this user may not break locks: {denied}", "an operator needs that right")
         return
@@ -185,6 +203,8 @@ def describe_promises(traits: Traits) -> Iterator[Finding]:
     words.append("waiters are notified" if traits.push else "waiters poll")
     if traits.liveness == "session":
         words.append("a lock ends with its client's session")
+    kept = [word for word, is_kept in REQUIREMENTS.items() if is_kept(traits)]
+    words.append(f"locks may require {', '.join(kept) or 'nothing'}")
     yield Finding("promises", "ok", "; ".join(words))
     if not traits.fencing:
         yield Finding(

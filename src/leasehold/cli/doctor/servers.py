@@ -7,49 +7,84 @@ from collections.abc import Iterator
 from typing import Final
 
 from leasehold.cli.doctor.findings import CLIENT_CLOCK, NO_MONITORING, SINGLE_REDIS, Finding, Severity
-from leasehold.engines.probe import Health, MemberHealth
+from leasehold.engines.probe import Encryption, Health, MemberHealth
 
 _STORAGE_WARNING: Final = 0.8
 _STORAGE_DANGER: Final = 0.95
 _CONNECTIONS_WARNING: Final = 0.9
 _LAG_WARNING: Final = 10.0  # seconds
 _OFFSET_WARNING: Final = 0.5
+_CERTIFICATE_WARNING: Final = 14.0  # days
+_MANY_ELECTIONS: Final = 10
+_DEAD_ROWS_NOTE: Final = 100_000  # of a table; autovacuum begins with 500, and runs once a minute
+_DEAD_ROWS_WARNING: Final = 1_000_000
+_DEAD_SHARE: Final = 0.5  # of all rows of the table
 _SLOW_DISK: Final = 0.1  # seconds; etcd recommends that its log is synced within a tenth of this
 
 _LOCAL: Final = re.compile(r"(localhost|127\.[0-9.]+|\[?::1\]?|/[^:]*)(:[0-9]+)?\Z")
+_VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})")
 _ENCRYPTED_SCHEMES: Final = {"redis": "rediss://", "etcd": "etcds://", "http": "https://"}
+_TLS_OPTIONS: Final = {  # of engines whose URL does not say by its scheme whether connections are encrypted
+    "postgresql": "add sslmode=verify-full&sslrootcert=FILE to the URL, with the certificate of the authority",
+    "mysql": "add ssl_ca=FILE to the URL, with the certificate of the authority",
+}
+_HOST_OPTIONS: Final = {
+    "postgresql": "write sslmode=verify-full in the URL",
+    "mysql": "take ssl_verify_identity=no out of the URL",
+}
+_VERIFIED: Final = {
+    "unverified": "TLS, without verifying the certificate",
+    "authority": "TLS, certificate verified for any host",
+    "verified": "TLS, certificate and host name verified",
+}
 
 # Settings with which a live lock may disappear, so that a second holder is granted.
-_DANGEROUS_SETTINGS: Final = frozenset({"maxmemory-policy", "fsync", "aof_last_write_status"})
+_DANGEROUS_SETTINGS: Final = frozenset({"maxmemory-policy", "fsync", "aof_last_write_status", "sentinel monitor"})
+_ALARM_FIXES: Final = {
+    "NOSPACE": "free space, and end the alarm: etcdctl compact, etcdctl defrag, then etcdctl alarm disarm",
+    "NOQUORUM": "start the missing sentinels: until then no replica takes the place of a primary that fails",
+    "CORRUPT": "replace the member whose data is corrupt: its log names it",
+}
 _LOST_ON_RESTART: Final = frozenset({"appendonly", "appendfsync"})
 
 
 def check_servers(health: Health, scheme: str) -> Iterator[Finding]:
-    yield _check_up(health)
+    yield _check_up(health, scheme)
     yield from _check_encryption(health, scheme)
+    yield from _check_access(health)
     yield from _check_members(health)
     for alarm in health.alarms:
-        yield Finding("alarm", "danger", f"the engine has raised the alarm {alarm}", "see the engine's own log", "E5")
+        fix = _ALARM_FIXES.get(alarm.partition(" ")[0], "see the engine's own log")
+        yield Finding("alarm", "danger", f"the engine has raised the alarm {alarm}", fix, "E5")
     for member in health.members:
         yield from _check_member(health, member)
     if health.engine == "redlock":
         yield from _check_nodes(health)
 
 
-def _check_up(health: Health) -> Finding:
+def _check_up(health: Health, scheme: str) -> Finding:
     if health.up:
         return Finding("reachable", "ok", ", ".join(_describe(member) for member in health.members if member.up))
-    return Finding(
-        "reachable",
-        "danger",
-        health.error or "the engine cannot grant locks",
-        "check the URL and its credentials, the network and the servers: no lock is granted until this is fixed",
-        "E5",
-    )
+    fix = f"{_fix_of_down(health, scheme)}: no lock is granted until this is fixed"
+    return Finding("reachable", "danger", health.error or "the engine cannot grant locks", fix, "E5")
+
+
+def _fix_of_down(health: Health, scheme: str) -> str:
+    error = health.error or ""
+    if health.alarms:
+        return "disarm the alarm, as said below"
+    if "replica" in error:
+        return "write the address of the primary in the URL"
+    if scheme == "sqlite":
+        return "make the file usable, as said above"
+    if scheme in ("http", "https") and "engine" in error:
+        return "check the engine of this lock server, on the server's machine: leasehold -u URL-OF-THE-ENGINE doctor"
+    return "check the URL and its credentials, the network and the servers"
 
 
 def _describe(member: MemberHealth) -> str:
-    parts = [part for part in (member.role, member.version and f"version {member.version}") if part]
+    behind = member.engine and f"in front of {member.engine}"
+    parts = [part for part in (member.role, member.version and f"version {member.version}", behind) if part]
     return f"{member.member} ({', '.join(parts)})" if parts else member.member
 
 
@@ -61,6 +96,41 @@ def _check_encryption(health: Health, scheme: str) -> Iterator[Finding]:
             "warning",
             f"passwords and locks cross the network to {exposed[0]} unencrypted",
             f"enable TLS on the servers and write {_ENCRYPTED_SCHEMES[scheme]} in the URL",
+            "E5",
+        )
+    for member in health.members:
+        if member.encryption is not None and health.engine in _TLS_OPTIONS:
+            yield from _check_tls(health.engine, member, member.encryption)
+
+
+def _check_tls(engine: str, member: MemberHealth, encryption: Encryption) -> Iterator[Finding]:
+    fix = _TLS_OPTIONS[engine]
+    if _LOCAL.match(member.member):
+        if encryption != "none":
+            yield Finding("encryption", "ok", f"{member.member}: {_VERIFIED[encryption]}")
+    elif encryption == "none":
+        text = f"passwords and locks cross the network to {member.member} unencrypted"
+        yield Finding("encryption", "warning", text, f"enable TLS on the server, and {fix}", "E5")
+    elif encryption == "unverified":
+        text = f"the certificate of {member.member} is not verified: any host in between can pose as the server"
+        yield Finding("encryption", "warning", text, fix, "E5")
+    elif encryption == "authority":
+        text = f"every host with a certificate of the same authority can pose as {member.member}"
+        yield Finding("encryption", "note", text, _HOST_OPTIONS[engine], "E5")
+    else:
+        yield Finding("encryption", "ok", f"{member.member}: {_VERIFIED[encryption]}")
+
+
+def _check_access(health: Health) -> Iterator[Finding]:
+    """Servers that other machines reach, and that ask nobody who they are."""
+    exposed = [each.member for each in health.members if each.anonymous and not _LOCAL.match(each.member)]
+    if exposed:
+        yield Finding(
+            "access",
+            "warning",
+            f"whoever reaches {exposed[0]} can take, release and break locks: no password is needed",
+            "give the server's users passwords, or API keys, and write them in the URL: leasehold docs security",
+            "E1",
         )
 
 
@@ -122,6 +192,16 @@ def _check_member(health: Health, member: MemberHealth) -> Iterator[Finding]:
             "E5",
         )
     yield from _check_clock(health, member)
+    yield from _check_certificate(member)
+    yield from _check_version(health, member)
+    if (member.leader_changes or 0) > _MANY_ELECTIONS:
+        yield Finding(
+            "leader",
+            "note",
+            f"{member.member} has seen {member.leader_changes} changes of leader since it started",
+            "if no server was restarted, the members' disks or the network between them are too slow",
+            "E5",
+        )
     if member.disk_seconds is not None and member.disk_seconds > _SLOW_DISK and health.engine in ("etcd", "sqlite"):
         yield Finding(
             "disk",
@@ -129,6 +209,7 @@ def _check_member(health: Health, member: MemberHealth) -> Iterator[Finding]:
             f"writes of {member.member} take up to {member.disk_seconds * 1000:.0f} ms: each grant waits for one",
             "move its data to a faster disk",
         )
+    yield from _check_tables(member)
     for note in member.notes:
         yield Finding(
             "visibility",
@@ -170,6 +251,19 @@ def _check_storage(member: MemberHealth) -> Iterator[Finding]:
         )
 
 
+def _check_tables(member: MemberHealth) -> Iterator[Finding]:
+    for table in member.tables:
+        if table.dead < max(_DEAD_ROWS_NOTE, _DEAD_SHARE * (table.live + table.dead)):
+            continue
+        yield Finding(
+            "bloat",
+            "warning" if table.dead >= _DEAD_ROWS_WARNING else "note",
+            f"{table.name} at {member.member} has {table.dead} dead rows, {table.live} live ones: calls get slower",
+            f"run VACUUM on {table.name}, turn autovacuum on, and end transactions that have been open for hours",
+            "E5",
+        )
+
+
 def _check_clock(health: Health, member: MemberHealth) -> Iterator[Finding]:
     offset = member.clock_offset
     if offset is None or abs(offset) <= _OFFSET_WARNING + (member.clock_error or 0.0):
@@ -185,30 +279,51 @@ def _check_clock(health: Health, member: MemberHealth) -> Iterator[Finding]:
     )
 
 
+def _check_certificate(member: MemberHealth) -> Iterator[Finding]:
+    if member.certificate_left is None:
+        return
+    days = member.certificate_left / 86_400
+    if days < _CERTIFICATE_WARNING:
+        text = f"the certificate of {member.member} ends in {days:.1f} days, and with it every connection"
+        yield Finding("certificate", "warning", text, "renew the server's certificate", "E5")
+    else:
+        yield Finding("certificate", "ok", f"{member.member}: verified, ends in {days:.0f} days")
+
+
+def _check_version(health: Health, member: MemberHealth) -> Iterator[Finding]:
+    """Versions of etcd whose own bugs end leases or lose data. The numbers are those of etcd's change log."""
+    found = _VERSION.match(member.version or "") if health.engine == "etcd" else None
+    if found is None:
+        return
+    version = (int(found[1]), int(found[2]), int(found[3]))
+    if (3, 5, 0) <= version < (3, 5, 3):
+        yield Finding(
+            "version",
+            "danger",
+            f"etcd {member.version} of {member.member} may damage its data in a crash: members then disagree",
+            "upgrade to the latest release of 3.5",
+            "E1",
+        )
+    elif (health.voting or 1) > 1 and (version < (3, 4, 31) or (3, 5, 0) <= version < (3, 5, 13)):
+        yield Finding(
+            "version",
+            "warning",
+            f"etcd {member.version} of {member.member}: a leader that was replaced while it was stuck, for example "
+            "because of a slow disk, may end leases that their holders still renew",
+            "upgrade to 3.4.31, 3.5.13 or later",
+            "E1",
+        )
+
+
 def _check_nodes(health: Health) -> Iterator[Finding]:
     if len(health.members) < 3:
-        yield Finding(
-            "nodes",
-            "danger",
-            f"a majority of {len(health.members)} nodes survives no failure",
-            "use three or five independent Redis servers",
-            "E1",
-        )
+        text = f"a majority of {len(health.members)} nodes survives no failure"
+        yield Finding("nodes", "danger", text, "use three or five independent Redis servers", "E1")
     ids = [member.server_id for member in health.members if member.server_id]
     if len(set(ids)) < len(ids):
-        yield Finding(
-            "nodes",
-            "danger",
-            "two nodes of the URL are the same Redis server: it has more than one vote",
-            "name each server once",
-            "E1",
-        )
+        text = "two nodes of the URL are the same Redis server: it has more than one vote"
+        yield Finding("nodes", "danger", text, "name each server once", "E1")
     hosts = [member.member.rpartition(":")[0] for member in health.members]
     if len(set(hosts)) < len(hosts):
-        yield Finding(
-            "nodes",
-            "warning",
-            "several nodes are on one host, so they fail together",
-            "put each node on a machine of its own",
-            "E1",
-        )
+        text = "several nodes are on one host, so they fail together"
+        yield Finding("nodes", "warning", text, "put each node on a machine of its own", "E1")

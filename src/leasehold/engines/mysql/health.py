@@ -6,6 +6,8 @@ new session if the server refused the one before: a session is not used again af
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -17,6 +19,7 @@ from leasehold.engines.mysql.errors import ENGINE
 from leasehold.engines.mysql.session import MySession
 from leasehold.engines.mysql.url import MyOptions, parse_url
 from leasehold.engines.probe import (
+    Encryption,
     Finding,
     Health,
     MemberHealth,
@@ -31,6 +34,7 @@ from leasehold.engines.probe import (
 from leasehold.engines.sql.session import Row, SqlConnectionLost, SqlServerError
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
+from leasehold.runtime.net.blocking import certificate_end
 
 _TIME: Final = b"select unix_timestamp(now(6))"
 _SETTINGS: Final = (
@@ -78,6 +82,8 @@ class _Probe:
         self._options, self._runtime, self._deadline, self._galera = options, runtime, deadline, galera
         self._session: MySession | None = None
         self._notes: list[str] = []
+        self._encryption: Encryption | None = None
+        self._certificate_end: float | None = None
 
     async def run(self) -> MemberHealth:
         try:
@@ -98,6 +104,8 @@ class _Probe:
             storage=() if size is None else (Storage("database", size),),
             replicas=None if replicas is None else len(replicas),
             replication_lag=_lag(lags),
+            encryption=self._encryption,
+            certificate_left=None if self._certificate_end is None else self._certificate_end - self._runtime.wall(),
             notes=tuple(self._notes),
         )
 
@@ -108,6 +116,9 @@ class _Probe:
             self._session = await open_session(
                 self._options.target, self._runtime, self._deadline, left, allow_replica=True
             )
+            if not self._options.target.path:
+                self._encryption = _encryption(self._session.sock)
+                self._certificate_end = certificate_end(self._session.sock)
         try:
             return await self._session.execute(query, (), self._deadline)
         except SqlServerError:
@@ -157,6 +168,14 @@ def _findings(
         advice = "after a crash replicas may lack grants that the primary has: set sync_binlog = 1"
         found.append(Finding("sync_binlog", server_text(sync_binlog), advice))
     return found
+
+
+def _encryption(sock: socket.socket) -> Encryption:
+    if not isinstance(sock, ssl.SSLSocket):
+        return "none"
+    if sock.context.verify_mode != ssl.CERT_REQUIRED:
+        return "unverified"
+    return "verified" if sock.context.check_hostname else "authority"
 
 
 def _lag(rows: Sequence[Row] | None) -> float | None:

@@ -7,6 +7,9 @@ are; to other roles PostgreSQL shows these as null, and they are None here.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 from leasehold.config import EngineConfig
@@ -16,10 +19,12 @@ from leasehold.engines.postgresql.errors import ENGINE
 from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import PgTarget, parse_url
 from leasehold.engines.probe import (
+    Encryption,
     Finding,
     Health,
     MemberHealth,
     Storage,
+    Table,
     describe_down,
     filesystem,
     parse_float,
@@ -54,19 +59,29 @@ select case when not exists (select from pg_stat_wal_receiver) then null
     when pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() then 0
     else extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp()) end
 """
+# As far as the server's statistics know. Every role may read them.
+_TABLES: Final = rb"""
+select string_agg(relname || ' ' || n_live_tup || ' ' || n_dead_tup, ',' order by relname)
+    from pg_stat_user_tables where schemaname = $1 and relname like 'lh\_%'
+"""
+_GSS: Final = b"select coalesce(bool_or(encrypted), false) from pg_stat_gssapi where pid = pg_backend_pid()"
 _ADVICE: Final = {
     "fsync": "a crash of the machine may corrupt or lose all locks: set fsync = on",
     "full_page_writes": "a crash of the machine may corrupt the tables: set full_page_writes = on",
     "synchronous_commit": "a crash may free locks that were just granted: set synchronous_commit = on",
 }
+_TABLE: Final = re.compile(r"(lh_[a-z0-9_]{1,60}) (\d{1,18}) (\d{1,18})(?:,|\Z)")
+_MAX_TABLES: Final = 16  # Leasehold has fewer
+_ROOT_CERTIFICATE: Final = "~/.postgresql/root.crt"  # which libpq uses unless the URL names another
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
-    hosts = parse_url(config).target.hosts
+    options = parse_url(config)
+    hosts = options.target.hosts
 
     async def probe(params: dict[str, str], until: float) -> MemberHealth:
-        return await _probe(params, runtime, until)
+        return await _probe(params, options.schema, runtime, until)
 
     members = await probe_each(hosts, probe, address_of, runtime, deadline)
     has_primary = any(each.role == "primary" for each in members)
@@ -82,7 +97,7 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     )
 
 
-async def _probe(params: dict[str, str], runtime: Runtime, deadline: float) -> MemberHealth:
+async def _probe(params: dict[str, str], schema: str, runtime: Runtime, deadline: float) -> MemberHealth:
     target = PgTarget((params | {"target_session_attrs": "any"},))
     session = await open_session(target, runtime, deadline, deadline - runtime.now(), allow_standby=True)
     try:
@@ -90,12 +105,14 @@ async def _probe(params: dict[str, str], runtime: Runtime, deadline: float) -> M
         (server_time,), trip = await timed(runtime, lambda: _ask(session, _TIME, 1, deadline))
         standby, version, fsync, pages, commit, max_connections, data = await _ask(session, _SETTINGS, 7, deadline)
         size, connections, hits, blocks = await _ask(session, _SIZES, 4, deadline)
+        (tables,) = await _ask(session, _TABLES, 1, deadline, schema)
         replicas: str | None = None
         if standby == "t":
             (lag,) = await _ask(session, _OWN_LAG, 1, deadline)
         else:
             replicas, known, lag = await _ask(session, _STANDBYS, 3, deadline)
             lag = lag if known == replicas else None
+        encryption = await _encryption(session, params, runtime, deadline)
     finally:
         session.close()
     used = parse_int(size)
@@ -116,15 +133,17 @@ async def _probe(params: dict[str, str], runtime: Runtime, deadline: float) -> M
         clock_error=trip.seconds / 2,
         connections_ratio=ratio(parse_int(connections), parse_int(max_connections)),
         cache_hit_ratio=ratio(parse_int(hits), parse_int(blocks)),
+        encryption=encryption,
+        tables=tuple(_tables(tables)),
         findings=tuple(Finding(name, "off", _ADVICE[name]) for name, value in settings.items() if value == "off"),
         notes=() if data else ("data_directory is not visible to this role: grant pg_monitor to see the disk",),
     )
 
 
-async def _ask(session: PgSession, query: bytes, columns: int, deadline: float) -> Row:
+async def _ask(session: PgSession, query: bytes, columns: int, deadline: float, *values: str) -> Row:
     """The one row of the answer; nulls if the server refuses the question."""
     try:
-        (row,) = await session.execute(query, (), deadline)
+        (row,) = await session.execute(query, values, deadline)
         if len(row) != columns:
             raise ValueError("unexpected number of columns")
     except SqlServerError:
@@ -134,10 +153,45 @@ async def _ask(session: PgSession, query: bytes, columns: int, deadline: float) 
     return row
 
 
+def _tables(text: str | None) -> Iterator[Table]:
+    for found in islice(_TABLE.finditer(text or ""), _MAX_TABLES):
+        yield Table(found[1], int(found[2]), int(found[3]))
+
+
+async def _encryption(
+    session: PgSession, params: dict[str, Any], runtime: Runtime, deadline: float
+) -> Encryption | None:
+    if _is_socket(params):
+        return None
+    options = session.tls_options()
+    if options is None:
+        (by_kerberos,) = await _ask(session, _GSS, 1, deadline)
+        return None if by_kerberos == "t" else "none"
+    return await runtime.call(_verification, options)
+
+
+def _verification(options: dict[str, str]) -> Encryption:
+    mode, root = options.get("sslmode"), options.get("sslrootcert") or os.path.expanduser(_ROOT_CERTIFICATE)
+    if mode == "verify-full":
+        return "verified"
+    # With `prefer`, a host in between can refuse TLS, and the client goes on without.
+    if mode == "verify-ca" or (mode == "require" and os.path.exists(root)):
+        return "authority"
+    return "unverified"
+
+
+def _host(params: dict[str, Any]) -> str:
+    return str(params.get("host") or params.get("hostaddr") or "")
+
+
+def _is_socket(params: dict[str, Any]) -> bool:
+    host = _host(params)
+    return not host or host.startswith(("/", "@"))
+
+
 def _is_local(params: dict[str, Any], data: str) -> bool:
     """Whether the path is on this machine. Behind the loopback there may be a tunnel or a container, so there the
     server's file must be in place."""
-    host = params.get("host") or params.get("hostaddr") or ""
-    if not host or host.startswith(("/", "@")):
+    if _is_socket(params):
         return True
-    return host in _LOOPBACK and os.path.exists(os.path.join(data, "postmaster.pid"))
+    return _host(params) in _LOOPBACK and os.path.exists(os.path.join(data, "postmaster.pid"))

@@ -6,10 +6,11 @@ the user of the URL: the fields they would fill are None.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import hiredis
 
@@ -30,7 +31,7 @@ from leasehold.engines.probe import (
 )
 from leasehold.engines.redis.cluster import SlotMap
 from leasehold.engines.redis.discovery import DiscoveryNode
-from leasehold.engines.redis.sentinel import SentinelSet
+from leasehold.engines.redis.sentinel import SentinelSet, parse_primary
 from leasehold.engines.redis.server import (
     CONNECTION_ERRORS,
     RedisEndpoint,
@@ -43,6 +44,7 @@ from leasehold.engines.redis.topology import parse_single_server
 from leasehold.engines.redis.url import parse_cluster_url, parse_sentinel_url
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.base import Runtime, maybe_await
+from leasehold.runtime.net.blocking import SocketAddress
 
 _TIME: Final = encode_command("PING") + encode_command("TIME")
 _INFO_SECTIONS: Final = ("server", "clients", "memory", "persistence", "stats", "replication")
@@ -84,7 +86,7 @@ async def probe_servers(
 
 
 async def _sentinel_health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
-    """The members are the primary and the sentinels; the sentinels vote."""
+    """The members are the primary and the sentinels; the sentinels vote, and should report the same primary."""
     url = parse_sentinel_url(config)
     now = runtime.now()
     until = now + (deadline - now) * _DISCOVERY_SHARE
@@ -97,15 +99,28 @@ async def _sentinel_health(config: EngineConfig, runtime: Runtime, deadline: flo
     else:
         now = runtime.now()
         primary = await probe_servers([server], runtime, now + (deadline - now) / 2)
-    request = encode_command("SENTINEL", "CKQUORUM", url.service)
+    request = encode_command("SENTINEL", "CKQUORUM", url.service) + encode_command("SENTINEL", "MASTER", url.service)
+    alarms: dict[str, None] = {}
+    reported: dict[str, _Reported] = {}
 
     async def probe(node: DiscoveryNode, until: float) -> MemberHealth:
-        ((reply,), trip) = await timed(runtime, lambda: node.query(request, 1, runtime, until))
-        refused = server_text(reply) if isinstance(reply, hiredis.ReplyError) else None
-        member = MemberHealth(str(node.address), up=True, round_trip=trip.seconds, role="sentinel")
-        return replace(member, notes=(refused,)) if refused else member
+        ((quorum, found), trip) = await timed(runtime, lambda: node.query(request, 2, runtime, until))
+        notes = []
+        if is_error_reply(quorum, "NOQUORUM"):
+            alarms[server_text(quorum)] = None
+        elif isinstance(quorum, hiredis.ReplyError):
+            notes.append(server_text(quorum))
+        try:
+            reported[str(node.address)] = _Reported(*parse_primary(node, url.service, found), _run_id(found))
+        except LeaseholdError as failure:
+            notes.append(str(failure))
+        return MemberHealth(
+            str(node.address), up=True, round_trip=trip.seconds, role="sentinel", notes=tuple(dict.fromkeys(notes))
+        )
 
     sentinels = await probe_each(url.nodes, probe, lambda node: str(node.address), runtime, deadline)
+    differences = _differences(reported)
+    sentinels = tuple(replace(each, findings=differences.get(each.member, ())) for each in sentinels)
     found = bool(primary) and primary[0].up and primary[0].role != "replica"
     return Health(
         "redis",
@@ -114,9 +129,45 @@ async def _sentinel_health(config: EngineConfig, runtime: Runtime, deadline: flo
         has_leader=found,
         voting=len(sentinels),
         reachable=sum(each.up for each in sentinels),
-        alarms=tuple(dict.fromkeys(note for each in sentinels for note in each.notes if note.startswith("NOQUORUM"))),
+        alarms=tuple(alarms),
         error=None if found else error or describe_down(primary) or _NOT_PRIMARY,
     )
+
+
+class _Reported(NamedTuple):
+    """The primary, as one sentinel reports it."""
+
+    epoch: int
+    address: SocketAddress
+    run_id: bytes = b""
+
+
+def _run_id(reply: Sequence[Any]) -> bytes:
+    """Of the primary, in a reply to SENTINEL MASTER that has been checked. Empty while the sentinel cannot reach it."""
+    run_id = dict(zip(reply[::2], reply[1::2], strict=True)).get(b"runid")
+    return run_id if isinstance(run_id, bytes) else b""
+
+
+def _differences(reported: Mapping[str, _Reported]) -> dict[str, tuple[Finding, ...]]:
+    """The sentinels that report another primary than the others, by address. The latest failover counts; of several
+    primaries without a failover between them, the one that most sentinels report. One server may have two addresses."""
+    if not reported:
+        return {}
+    epoch = max(primary.epoch for primary in reported.values())
+    latest = Counter(primary.address for primary in reported.values() if primary.epoch == epoch)
+    ((address, _),) = latest.most_common(1)
+    run_ids = {primary.run_id for primary in reported.values() if primary.address == address and primary.run_id}
+    found: dict[str, tuple[Finding, ...]] = {}
+    for member, primary in reported.items():
+        if primary.address == address or primary.run_id in run_ids:
+            continue
+        if primary.epoch == epoch:
+            advice = "clients of different sentinels use different servers: monitor the same server with all sentinels"
+            found[member] = (Finding("sentinel monitor", "another server", advice),)
+        else:
+            advice = "it does not know of the last failover: check that it reaches the other sentinels and the servers"
+            found[member] = (Finding("sentinel config-epoch", "behind", advice),)
+    return found
 
 
 async def _cluster_health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
@@ -141,6 +192,7 @@ async def _cluster_health(config: EngineConfig, runtime: Runtime, deadline: floa
 
 async def _probe(server: RedisEndpoint, runtime: Runtime, deadline: float) -> MemberHealth:
     stream = await server.open_unchecked(runtime, deadline)
+    certificate_end = stream.certificate_end()
     try:
         (pong, time), trip = await timed(runtime, lambda: maybe_await(stream.calls(_TIME, 2, deadline)))
         info, *settings = await maybe_await(stream.calls(_DETAILS, 1 + len(_SETTINGS), deadline))
@@ -160,7 +212,13 @@ async def _probe(server: RedisEndpoint, runtime: Runtime, deadline: float) -> Me
         for command, reply in (("TIME", time), ("INFO", info), ("CONFIG GET", settings[0]))
         if isinstance(reply, hiredis.ReplyError)
     ]
-    return replace(member, clock_offset=offset, notes=tuple(denied))
+    return replace(
+        member,
+        clock_offset=offset,
+        certificate_left=None if certificate_end is None else certificate_end - runtime.wall(),
+        anonymous=server.anonymous,
+        notes=tuple(denied),
+    )
 
 
 def _parse_info(member: str, fields: Mapping[str, str], settings: Mapping[str, str], trip: RoundTrip) -> MemberHealth:
@@ -254,7 +312,7 @@ def _setting(reply: Any) -> str | None:
 
 
 def _seconds(reply: Any) -> float | None:
-    with suppress(TypeError, ValueError):
+    with suppress(TypeError, ValueError, OverflowError):
         seconds, microseconds = reply
         return int(seconds) + int(microseconds) / 1e6
     return None

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from leasehold.config import EngineConfig
-from leasehold.engines.probe import Finding, Health, MemberHealth, describe_down, probe_each, timed
+from leasehold.engines.probe import (
+    Finding,
+    Health,
+    MemberHealth,
+    certificate_left,
+    describe_down,
+    fetch_text,
+    probe_each,
+    timed,
+)
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.connections import new_connections
@@ -13,6 +23,8 @@ from leasehold.engines.remote.servers import Server, Servers
 from leasehold.engines.remote.url import parse_url
 from leasehold.runtime.base import Runtime
 
+_ENGINE: Final = re.compile(r'^leasehold_server_breaker_state\{engine="([a-z0-9+.-]{1,40})"\} ', re.MULTILINE)
+_METRICS_SHARE: Final = 0.5  # of the time left: the server may have to list locks first
 _LOOPBACK: Final = ("127.", "localhost", "::1")
 
 
@@ -30,7 +42,15 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     async def probe(server: Server, until: float) -> MemberHealth:
         await ping(server, until)  # connects
         _, trip = await timed(runtime, lambda: ping(server, until))
-        return MemberHealth(str(server.address), up=True, round_trip=trip.seconds, findings=_findings(servers, server))
+        return MemberHealth(
+            str(server.address),
+            up=True,
+            round_trip=trip.seconds,
+            certificate_left=await certificate_left(server.address, server.tls, runtime, until),
+            engine=await _engine_behind(servers, server, runtime, until),
+            anonymous=not servers.authorization and server.tls is None,  # with TLS, certificates may be the keys
+            findings=_findings(servers, server),
+        )
 
     try:
         members = await probe_each(servers.all, probe, lambda server: str(server.address), runtime, deadline)
@@ -38,6 +58,18 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
         connections.close()
     up = any(member.up for member in members)
     return Health(config.scheme, up=up, members=members, error=None if up else describe_down(members))
+
+
+async def _engine_behind(servers: Servers, server: Server, runtime: Runtime, deadline: float) -> str | None:
+    """As the server's metrics name it. None: a proxy does not pass them on, or they do not come in time."""
+    head = f"GET {servers.url.base}/metrics HTTP/1.0\r\nHost: {server.address}\r\n{servers.authorization}\r\n"
+    until = deadline - (deadline - runtime.now()) * (1 - _METRICS_SHARE)
+    try:
+        text = await fetch_text(server.address, server.tls, head.encode(), runtime, until)
+    except OSError:
+        return None
+    found = _ENGINE.search(text)
+    return found[1] if found else None
 
 
 def _findings(servers: Servers, server: Server) -> tuple[Finding, ...]:

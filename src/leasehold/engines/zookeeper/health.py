@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from kazoo.hosts import collect_hosts
+from kazoo.security import Permissions
 
 from leasehold.config import EngineConfig
 from leasehold.core.texts import server_text
@@ -20,6 +21,7 @@ from leasehold.engines.probe import (
     Health,
     MemberHealth,
     Storage,
+    certificate_left,
     describe_down,
     fetch_text,
     parse_float,
@@ -34,6 +36,11 @@ from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketAddress
 
 _NOT_ALLOWED: Final = "is not executed because it is not in the whitelist"
+_MODIFY: Final = Permissions.WRITE | Permissions.CREATE | Permissions.DELETE
+_FIELDS: Final = re.compile(  # only those that are used: an answer may have any number
+    r"^(zk_quorum_size|zk_synced_followers|zk_approximate_data_size|zk_pending_syncs|zk_p99_updatelatency)\t(.{1,40})$",
+    re.MULTILINE,
+)
 _ROLES: Final = frozenset({"leader", "follower", "observer", "standalone"})
 
 
@@ -42,9 +49,12 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     servers = [SocketAddress(host, port) for host, port in collect_hosts(url.hosts)[0]]
     tls = _tls_context(url)
     leader_fields: dict[str, str] = {}
+    anonymous = any(acl.id.scheme == "world" and acl.perms & _MODIFY for acl in url.acl)
 
     async def probe(server: SocketAddress, until: float) -> MemberHealth:
         member, fields = await _probe(server, tls, runtime, until)
+        left = await certificate_left(server, tls, runtime, until)
+        member = replace(member, certificate_left=left, anonymous=anonymous)
         if member.role in ("leader", "standalone"):
             leader_fields.update(fields)
         return member
@@ -96,7 +106,7 @@ async def _probe(
         return replace(member, notes=(f"mntr was not read: {server_text(error)}",)), {}
     if _NOT_ALLOWED in details:
         return replace(member, notes=("mntr is not allowed",)), {}
-    fields = dict(line.split("\t", 1) for line in details.splitlines() if "\t" in line)
+    fields = {each[1]: each[2] for each in _FIELDS.finditer(details)}
     return _with_details(member, fields), fields
 
 
