@@ -13,7 +13,7 @@ from typing import Final
 
 TABLES: Final = (
     *("memory", "sqlite", "redis", "redlock", "postgresql", "mysql", "etcd", "zookeeper"),
-    *("contention", "renewals", "hooks", "imports", "server"),
+    *("hand_offs", "contention", "renewals", "hooks", "imports", "server"),
 )
 
 

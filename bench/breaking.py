@@ -1,7 +1,7 @@
 """At which load each engine breaks, from this machine: `leasehold bench --until-breaks` on a new server of each kind.
 
 `python -m bench.breaking [ENGINE ...]` stores its results in `docs/evidence/breaking.json`, and draws the curves next
-to it. `server` is a lock server over Redis. Run it on a machine that does nothing else.
+to it. `redlock` has five nodes, `server` is a lock server over Redis. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,21 @@ from typing import Any, Final
 
 from bench.server_setups import SETUPS, redis
 from harness.servers.lock_server import LockServer, url_of
+from harness.servers.redlock import RedlockNodes
 from leasehold.cli.bench import until_breaks
 from leasehold.cli.bench.plot import svg
 
 EVIDENCE: Final = Path(__file__).parents[1] / "docs" / "evidence"
 P99_LIMIT: Final = 50.0  # milliseconds
+
+
+@contextmanager
+def redlock() -> Iterator[str]:
+    nodes = RedlockNodes()
+    try:
+        yield nodes.url
+    finally:
+        nodes.close()
 
 
 @contextmanager
@@ -34,7 +44,7 @@ def server() -> Iterator[str]:
             lock_server.stop()
 
 
-PLACES: Final = {**SETUPS, "server": server}
+PLACES: Final = {**SETUPS, "redlock": redlock, "server": server}
 
 
 def measure(name: str, seconds: float) -> dict[str, Any]:
@@ -65,6 +75,10 @@ def main() -> None:
         found[name] = measure(name, options.step)
         ordered = {each: _rounded(found[each]) for each in PLACES if each in found}
         path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    draw(found)
+
+
+def draw(found: dict[str, dict[str, Any]]) -> None:
     lines = {
         name: sorted({step["rate"]: step["p99"] for step in found[name]["steps"]}.items())
         for name in PLACES

@@ -40,14 +40,59 @@ class Notes:
         return {"title": self.title, "lines": list(self.lines)}
 
 
-Part: TypeAlias = Table | Notes
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What was aimed at, and what was measured: a ratio, or a number with a unit."""
+
+    what: str
+    measured: float
+    limit: float
+    at_least: bool = False  # else at most
+    unit: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+    def texts(self) -> tuple[str, str, str, str]:
+        """For a row of a table: what, measured, aim, met or not."""
+        limit = f"{'at least' if self.at_least else 'at most'} {self.limit:.3g}{self.unit}"
+        return self.what, f"{self.measured:.3g}{self.unit}", limit, "yes" if self.is_met else "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """The aims that a table decides."""
+
+    title: str
+    aims: Sequence[Aim]
+
+    def __str__(self) -> str:
+        rows = [aim.texts() for aim in self.aims]
+        return "\n".join(
+            [self.title, *(f"  {what:<90} {found:>9}   {limit:<16} {met}" for what, found, limit, met in rows)]
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {"title": self.title, "aims": [asdict(aim) for aim in self.aims]}
+
+
+Part: TypeAlias = Table | Notes | Aims
 
 
 def part_from_json(data: dict[str, Any]) -> Part:
     """The inverse of `as_json`."""
     if "lines" in data:
         return Notes(data["title"], data["lines"])
+    if "aims" in data:
+        return Aims(data["title"], [Aim(**aim) for aim in data["aims"]])
     return Table(data["title"], [BenchResult(**result) for result in data["results"]])
+
+
+def ratio_of(results: Sequence[BenchResult], name: str, base: str) -> float:
+    """How many times as long the case `name` takes as the case `base`. Infinite if a case was left out."""
+    ratios = {result.name: result.ratio for result in results}
+    return ratios[name] / ratios[base] if name in ratios and base in ratios else float("inf")
 
 
 @contextmanager

@@ -26,25 +26,33 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Final
 
-from bench.cases import Notes, Part
+from bench.cases import Aim, Aims, Notes, Part
 from bench.lock_adapters import ADAPTERS, BATON, REQUIRED_PACKAGES, Acquire
 from bench.server_setups import SETUPS
 from harness.servers.redis import RedisServer
 
-WORKER_COUNTS: Final = (2, 10, 50, 200)
-OTHER_WORKER_COUNTS: Final = (2, 10, 50)  # for all engines except Redis
+WORKER_COUNTS: Final = (2, 10, 50)
+OTHER_WORKER_COUNTS: Final = (2, 10)  # for all engines except Redis
+MANY_WORKERS: Final = 200  # on Redis only, without the other packages: they poll
+AIMED_WORKERS: Final = 10  # measured in more rounds
 REDIS_PEERS: Final = ("redis-py Lock", "python-redis-lock")
 PEERS: Final = {
-    "memory": "threading.Lock",
-    "sqlite": "filelock",
-    "postgresql": "advisory lock",
-    "mysql": "GET_LOCK",
-    "etcd": "etcd's lock service",
-    "zookeeper": "kazoo's Lock",
+    "memory": ("threading.Lock",),
+    "sqlite": ("filelock",),
+    "postgresql": ("leasehold, durable=no", "advisory lock"),
+    "mysql": ("GET_LOCK",),
+    "etcd": ("etcd's lock service",),
+    "zookeeper": ("kazoo's Lock",),
+}
+# Of a crowd of ten: what is compared with what, and the least ratio of their grants a second.
+AIMS: Final = {
+    "sqlite": (("leasehold", "filelock", 0.2),),
+    "postgresql": (("leasehold", "advisory lock", 0.15), ("leasehold, durable=no", "advisory lock", 0.35)),
+    "etcd": (("leasehold", "etcd's lock service", 4.0),),
 }
 PROCESSES: Final = 4
 SECONDS: Final = 1.0  # at least, for one case in one round
-LONGER_SECONDS: Final = 3.0  # if a hand-off takes several milliseconds
+LONGER_SECONDS: Final = 1.5  # if a hand-off takes several milliseconds
 SECONDS_PER_WORKER: Final = 0.02  # so that each worker gets enough grants for a fair comparison
 OVERTAKE_MARGIN: Final = 0.005  # seconds: a worker that asked this much later but was granted first has overtaken
 
@@ -181,7 +189,7 @@ def format_lines(workers: int, found: Results, more: str = "") -> list[str]:
     text_lines = []
     for kind, rounds in found.items():
         text = f"{workers:>4} workers, {kind + ':':<20} {median(rounds, lambda c: c.grants):>9,.0f} grants a second"
-        if kind != "leasehold":
+        if not kind.startswith("leasehold"):
             text += f" (ours: {throughput_ratio(found['leasehold'], rounds):.2f} x)"
         text += f"; a turn after {median(rounds, lambda c: c.wait) * 1000:.2f} ms"
         text += f"; most to fewest {median(rounds, lambda c: c.most_to_fewest):.2f}"
@@ -190,38 +198,61 @@ def format_lines(workers: int, found: Results, more: str = "") -> list[str]:
     return text_lines
 
 
-def redis_part(rounds: int) -> Notes:
-    server, text_lines = RedisServer().start(), []
+def redis_parts(rounds: int) -> Iterator[Part]:
+    server, text_lines, aims = RedisServer().start(), [], list[Aim]()
     try:
         url = f"redis://127.0.0.1:{server.port}"
         server.ask("LPUSH", BATON, "1")
-        for workers in WORKER_COUNTS:
-            ours = ("leasehold", "a bare baton")
-            found = compare(url, ours, rounds, workers, count=lambda: server.calls().get("evalsha", 0))
+        for workers in (*WORKER_COUNTS, MANY_WORKERS):
+            peers = installed(REDIS_PEERS) if workers < MANY_WORKERS else []
+            found = compare(
+                url,
+                ("leasehold", "a bare baton", *peers),
+                fewer_rounds(rounds) if workers == MANY_WORKERS else rounds // 2 + 1,
+                workers,
+                count=lambda: server.calls().get("evalsha", 0),
+            )
             asked = median(found["leasehold"], lambda c: c.requests)
             text_lines += format_lines(workers, found, f"; {asked:.2f} requests a grant")
-            if workers <= 10:
-                text_lines += format_lines(
-                    workers, compare(url, ("leasehold", *installed(REDIS_PEERS)), fewer_rounds(rounds), workers)
-                )[1:]
+            if "python-redis-lock" in found:
+                aims.append(crowd_aim("redis", workers, found, "leasehold", "python-redis-lock", 1.15))
+            if workers >= AIMED_WORKERS:
+                aims.append(crowd_aim("redis", workers, found, "leasehold", "a bare baton", 0.5))
     finally:
         server.stop()
-    aims = "aims: 0.6 x a bare baton with 10 to 200, 0.77 x with two; 3 requests; most to fewest 1.1; 0 overtaken"
-    return Notes(f"redis: a crowd on one name ({aims})", text_lines)
+    yield Notes("redis: a crowd on one name", text_lines)
+    yield Aims("redis: aims of crowds", aims)
+
+
+def crowd_aim(engine: str, workers: int, found: Results, mine: str, other: str, least: float) -> Aim:
+    crowd = "relay of 2" if workers == 2 else f"crowd of {workers}"
+    name = engine if mine == "leasehold" else f"{engine}, {mine.removeprefix('leasehold, ')}"
+    measured = throughput_ratio(found[mine], found[other])
+    return Aim(f"{name}: {crowd}, grants a second against {other}", measured, least, at_least=True)
 
 
 def fewer_rounds(rounds: int) -> int:
-    return max(2, rounds // 3)
+    return max(2, rounds // 4)
 
 
 def parts(rounds: int) -> Iterator[Part]:
-    yield redis_part(rounds)
-    for engine, other in PEERS.items():
+    yield from redis_parts(rounds)
+    for engine, others in PEERS.items():
         with SETUPS[engine]() as url:
-            kinds, processes = ("leasehold", *installed((other,))), 1 if engine == "memory" else PROCESSES
-            found = {
-                workers: compare(url, kinds, fewer_rounds(rounds), workers, LONGER_SECONDS, processes)
-                for workers in OTHER_WORKER_COUNTS
-            }
+            kinds, processes = ("leasehold", *installed(others)), 1 if engine == "memory" else PROCESSES
+            found = {}
+            for workers in OTHER_WORKER_COUNTS:
+                more = rounds // 2 if workers == AIMED_WORKERS else 0
+                found[workers] = compare(
+                    url, kinds, max(more, fewer_rounds(rounds)), workers, LONGER_SECONDS, processes
+                )
         text_lines = [text for workers, results in found.items() for text in format_lines(workers, results)]
         yield Notes(f"{engine}: a crowd on one name", text_lines)
+        crowd = found[AIMED_WORKERS]
+        aims = [
+            crowd_aim(engine, AIMED_WORKERS, crowd, mine, other, least)
+            for mine, other, least in AIMS.get(engine, ())
+            if other in crowd
+        ]
+        if aims:
+            yield Aims(f"{engine}: aims of crowds", aims)

@@ -23,7 +23,7 @@ from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd import messages
-from leasehold.engines.etcd.rpc import Login, RpcClient
+from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import parse_url
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
@@ -94,7 +94,7 @@ def puts() -> Iterator[BenchCase]:
 
 def two_puts() -> Callable[[int], None]:
     runtime = Threads()
-    calls = RpcClient(parse_url(EngineConfig.parse(url(), 5.0)), runtime, Login())
+    calls = RpcClient(parse_url(EngineConfig.parse(url(), 5.0)), runtime, ClusterMemory())
     method = messages.RpcMethod("/etcdserverpb.KV/Put", messages.PutResponse)
 
     def put(times: int) -> None:

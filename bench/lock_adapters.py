@@ -6,9 +6,13 @@ returns an object with `release`. Processes are spawned, so they find the adapte
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from shutil import which
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -42,6 +46,12 @@ def acquire_and_return(lock: Any) -> Any:
 def leasehold(url: str) -> Iterator[Acquire]:
     with Client(url) as client:
         yield lambda: client.lock(NAME, ttl=30).acquire()
+
+
+@contextmanager
+def leasehold_not_durable(url: str) -> Iterator[Acquire]:
+    with leasehold(f"{url}?durable=no") as acquire:
+        yield acquire
 
 
 # -------------------------------------------------------------------- Redis
@@ -113,6 +123,25 @@ def etcd_packaged(url: str) -> Iterator[Acquire]:
 
     yield acquire
     channel.close()
+
+
+@contextmanager
+def etcdctl(url: str) -> Iterator[Acquire]:
+    """A process that holds the lock until it is interrupted. It prints the lock's key when it holds it."""
+    program = [which("etcdctl") or "etcdctl", "--endpoints", urlsplit(url).netloc, "lock", NAME]
+
+    def acquire() -> Releasable:
+        process = subprocess.Popen(program, env={**os.environ, "ETCDCTL_API": "3"}, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        def release() -> None:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+
+        return Releasable(release)
+
+    yield acquire
 
 
 def varint(value: int) -> bytes:
@@ -221,10 +250,12 @@ def threading_lock(_place: str) -> Iterator[Acquire]:
 
 ADAPTERS: Final[dict[str, Callable[[str], AbstractContextManager[Acquire]]]] = {
     "leasehold": leasehold,
+    "leasehold, durable=no": leasehold_not_durable,
     "a bare baton": baton,
     "redis-py Lock": redis_py,
     "python-redis-lock": python_redis_lock,
     "etcd's lock service": etcd_packaged,
+    "etcdctl lock": etcdctl,
     "kazoo's Lock": kazoo,
     "advisory lock": advisory,
     "GET_LOCK": get_lock,
@@ -233,6 +264,9 @@ ADAPTERS: Final[dict[str, Callable[[str], AbstractContextManager[Acquire]]]] = {
 }
 
 REQUIRED_PACKAGES: Final = {
+    "a bare baton": "redis",
+    "leasehold, durable=no": "leasehold",
+    "etcdctl lock": "subprocess",
     "redis-py Lock": "redis",
     "python-redis-lock": "redis_lock",
     "etcd's lock service": "grpc",

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
-from bench.cases import Part, Table
+from bench.cases import Aim, Aims, Part, Table, ratio_of
 from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
@@ -54,4 +54,7 @@ def run(rounds: int) -> list[BenchResult]:
 
 
 def parts(rounds: int) -> Iterator[Part]:
-    yield Table(TITLE, run(rounds))
+    results = run(rounds)
+    yield Table(TITLE, results)
+    ours = ratio_of(results, "leasehold memory://, with", "threading.Lock, with")
+    yield Aims("memory: aims", [Aim("memory: pair, against threading.Lock", ours, 80)])

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from bench.cases import Part, Table, repeat_with
-from bench.sql import blocked_hand_off, server_counts
+from bench.sql import blocked_hand_off, few_against_many, server_counts
 from harness.servers.mysql import MariaDB
 from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
@@ -97,5 +97,7 @@ def parts(rounds: int) -> Iterator[Part]:
         server.run("set global log_output = 'TABLE'", "set global general_log = 1")
         waking = f"a blocked GET_LOCK wakes in {blocked_get_lock(server, 20) * 1000:.2f} ms: a connection per waiter"
         yield server_counts("mysql", url(server), lambda: statements(server), waking)
+        server.run("set global general_log = 0")
+        yield few_against_many("MariaDB", url(server), max(2, rounds // 3))
     finally:
         server.kill()

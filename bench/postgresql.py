@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.cases import Part, Table, repeat_with, usable_peers
-from bench.sql import blocked_hand_off, server_counts
+from bench.sql import blocked_hand_off, few_against_many, server_counts
 from harness.servers.postgresql import PostgreSQL
 from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
@@ -108,5 +108,6 @@ def parts(rounds: int) -> Iterator[Part]:
         took = blocked_advisory(server, 20) * 1000
         waking = f"a blocked advisory lock wakes in {took:.2f} ms: a connection per waiter"
         yield server_counts("postgresql", server.url(), lambda: statements(server), waking)
+        yield few_against_many("PostgreSQL", server.url(), max(2, rounds // 3))
     finally:
         server.kill()

@@ -25,7 +25,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from bench.cases import Notes, Part, Table, one_core, repeat_with, usable_peers
+from bench.cases import Aim, Aims, Notes, Part, Table, one_core, ratio_of, repeat_with, usable_peers
 from harness.servers.redis import RedisServer
 from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
@@ -334,7 +334,15 @@ def sizes(locks: int = 10_000) -> str:
 
 def parts(rounds: int) -> Iterator[Part]:
     with one_core():
-        yield Table(TITLE, run(rounds))
+        yield Table(TITLE, blocking := run(rounds))
         yield Table(TITLE_API, run_api(rounds))
-        yield Table(TITLE_ASYNC, run_async(rounds))
-    yield Notes(TITLE_COUNTS, [many_keys(rounds), *commands(), sizes()])
+        yield Table(TITLE_ASYNC, awaited := run_async(rounds))
+    yield Notes(TITLE_COUNTS, [many_keys(max(2, rounds // 3)), *commands(), sizes()])
+    ours = "leasehold redis://, acquire and release"
+    yield Aims(
+        "redis: aims",
+        [
+            Aim("Redis: pair, against two EVALSHA of redis-py", ratio_of(blocking, ours, blocking[0].name), 0.92),
+            Aim("Redis: asyncio pair, against redis.asyncio", ratio_of(awaited, ours, awaited[0].name), 0.74),
+        ],
+    )

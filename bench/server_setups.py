@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from harness.servers.etcd import Cluster
+from harness.servers.folders import scratch
 from harness.servers.mysql import MariaDB
 from harness.servers.postgresql import PostgreSQL
-from harness.servers.process import free_ports, scratch
+from harness.servers.process import free_ports
 from harness.servers.redis import RedisServer
 from harness.servers.zookeeper import Zookeeper
 

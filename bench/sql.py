@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench.cases import Notes, repeat_with
+from bench.cases import Aim, Aims, Notes, repeat_with
 from leasehold import Client
 
 PAIRS: Final = 200
@@ -46,14 +47,29 @@ def hand_offs(url: str, statements: Callable[[], dict[str, int]], waiters: int) 
     return f"{waiters:>4} waiters: {took / waiters * 1000:6.2f} ms and {each}"
 
 
+def few_against_many(name: str, url: str, rounds: int) -> Aims:
+    """A hand-off among 2 waiters against one among 100. Each round measures 20 short queues and one long one."""
+    ratios = []
+    with Client(url, call_timeout=60) as client, Client(url) as other:
+        for number in range(rounds + 1):
+            few = statistics.median(drain_queue(client, other, 2) / 2 for _ in range(20))
+            many = drain_queue(client, other, 100) / 100
+            if number:  # the first round opens sessions and plans their queries
+                ratios.append(few / many)
+    what = f"{name}: hand-off among 2 waiters, against one among 100"
+    return Aims(f"{name}: hand-offs in short and long queues", [Aim(what, statistics.median(ratios), 1.3)])
+
+
 def drain_queue(client: Client, other: Client, waiters: int) -> float:
-    """Seconds from the release of `other` until the last of the waiters of `client` has released."""
+    """Seconds from the release of `other` until the last of the waiters of `client` is granted the name."""
     lock = client.lock("line", wait=600, ttl=60)
     lease = other.lock("line", ttl=60).acquire()
 
+    granted_at: list[float] = []
+
     def work() -> None:
         with lock:
-            pass
+            granted_at.append(time.perf_counter())
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(waiters)]
     for thread in threads:
@@ -64,7 +80,7 @@ def drain_queue(client: Client, other: Client, waiters: int) -> float:
     lease.release()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - began
+    return granted_at[-1] - began
 
 
 def blocked_hand_off(first: Any, second: Any, take: str, give: str, times: int) -> float:

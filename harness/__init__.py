@@ -3,5 +3,6 @@
 servers/     real servers as plain processes on loopback, and proxies in front of them
 rigs/        how the conformance suite starts each real engine and injects faults into it
 simulator/   thousands of seeded runs with faults, and the oracles that check them
+lab/         the fault lab: every engine under every fault
 checkers/    histories of calls, and checks whether a correct lock could have produced them
 """

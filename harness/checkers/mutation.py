@@ -61,6 +61,6 @@ class PlantedBugs:
         ) -> None:
             self.bugs[bug].plant(monkeypatch.setattr)
             with pytest.raises(_FAILURES):
-                run_case(cases[case], CaseContext(rig_or_skip(self._rig), mode, patience=_TIMEOUT))
+                run_case(cases[case], CaseContext(rig_or_skip(self._rig), mode, timeout=_TIMEOUT))
 
         return test_a_planted_bug_is_caught

@@ -8,4 +8,5 @@ run.py           one run
 verdict.py       the recorded history, the checkers' findings, the figures
 evidence.py      the results that are kept, and the tables of docs/reliability.md
 soak.py          a long run with another fault every 15 s
+distances.py     how long acquiring takes when servers and clients are at three sites
 """

@@ -17,8 +17,8 @@ from typing import Final
 
 from harness.lab import evidence
 from harness.lab.evidence import Result
-from harness.lab.expectations import TABLE, Expectation, NotApplicable, cells
-from harness.lab.faults import FAULTS, SOAK_FAULT
+from harness.lab.expectations import Expectation, cells, of_all
+from harness.lab.faults import FAULTS, SOAK_FAULT, in_turn
 from harness.lab.run import CROWD, Run
 from harness.lab.setups import SETUPS, CannotRun, Setup
 from harness.lab.verdict import Verdict
@@ -51,7 +51,9 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.lab", description=__doc__)
     parser.add_argument("setup", nargs="?", metavar="ENGINE", help=", ".join(SETUPS))
-    parser.add_argument("fault", nargs="?", metavar="FAULT", help=", ".join([*FAULTS, "soak"]))
+    parser.add_argument(
+        "fault", nargs="?", metavar="FAULT[,FAULT]", help=f"{', '.join([*FAULTS, 'soak'])}; several follow one another"
+    )
     parser.add_argument("--seconds", type=float, help="inject faults for this long (default: 20; a soak: 600)")
     parser.add_argument("--seed", type=int, default=1, help="decides what is chosen at random (default: 1)")
     parser.add_argument("--crowd", type=int, default=CROWD, metavar="N", help=f"tasks of `crowd` (default: {CROWD})")
@@ -60,6 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     mode.add_argument("--fenced", action="store_false", dest="plain", help="a fence at the account (default)")
     parser.add_argument("--keep", action="store_true", help=f"add the result to {evidence.EVIDENCE.name}")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--history", metavar="FILE", help="write everything that was recorded there, as JSON lines")
     parser.add_argument("--matrix", action="store_true", help="all cells that are not in the evidence yet (default)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of the matrix: seeds per cell (default: {SEEDS})")
     parser.add_argument("--jobs", type=int, default=2, help="of the matrix: cells side by side (default: 2)")
@@ -69,8 +72,12 @@ def parse_arguments() -> argparse.Namespace:
     if found.setup == "soak" and found.fault is None:
         found.setup, found.fault = "redis-aof", "soak"
     found.matrix = found.matrix or found.setup is None
-    if not found.matrix and (found.setup not in SETUPS or found.fault not in (*FAULTS, "soak")):
+    found.faults = (found.fault or "").split(",")
+    known = found.fault == "soak" or all(fault in FAULTS for fault in found.faults)
+    if not found.matrix and (found.setup not in SETUPS or not known):
         parser.error(f"give an engine ({', '.join(SETUPS)}) and a fault ({', '.join([*FAULTS, 'soak'])})")
+    if found.keep and len(found.faults) > 1:
+        parser.error("--keep: the evidence has the results of single faults")
     found.seconds = found.seconds or (600.0 if found.fault == "soak" else 20.0)
     return found
 
@@ -79,10 +86,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_cell(arguments: argparse.Namespace) -> int:
-    fault = SOAK_FAULT if arguments.fault == "soak" else FAULTS[arguments.fault]
-    expectation = Expectation() if arguments.fault == "soak" else TABLE[arguments.fault][arguments.setup]
-    if isinstance(expectation, NotApplicable):
-        raise CannotRun(f"it does not apply: {expectation.why}")
+    try:
+        fault, expectation = (
+            (SOAK_FAULT, Expectation())
+            if arguments.fault == "soak"
+            else (in_turn(arguments.faults), of_all(arguments.setup, arguments.faults))
+        )
+    except ValueError as why:
+        raise CannotRun(str(why)) from None
     setup_type = SETUPS[arguments.setup]
     isolate(setup_type, fault.needs)
     setup = setup_type(fault.needs)
@@ -104,10 +115,11 @@ def run_cell(arguments: argparse.Namespace) -> int:
         result["soak"] = run.residue._asdict()
     if arguments.keep:
         evidence.save([result])
+    if arguments.history:
+        evidence.write_history(arguments.history, run.recording)
+    explain(arguments, verdict)
     if arguments.json:
         print(json.dumps(result))  # noqa: T201
-    else:
-        explain(arguments, verdict)
     return VIOLATED if verdict.violations or verdict.late else VALID
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from harness.lab.expectations import TABLE, Cell, NotApplicable, cells
 from harness.lab.faults import FAULTS
 from harness.lab.setups import SETUPS
-from harness.lab.verdict import Verdict
+from harness.lab.verdict import Recording, Verdict
 
 EVIDENCE: Final = Path(__file__).parents[2] / "docs" / "evidence" / "lab.json"
 Result = dict[str, Any]
@@ -62,6 +62,15 @@ def save(new: Sequence[Result]) -> None:
         file.write("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n")
 
 
+def write_history(path: str, recording: Recording) -> None:
+    """Write all events, one per line, and then when faults began and ended, for whoever explains a finding."""
+    kinds = ("crashes", "pauses", "silences", "waits", "failures")
+    faults = {kind: getattr(recording, kind) for kind in kinds}
+    with open(path, "w") as file:
+        for line in (*sorted(recording.events, key=lambda event: event.at), faults):
+            file.write(json.dumps(line, default=sorted) + "\n")
+
+
 # ------------------------------------------------------------------ the tables of the page
 
 Rows = list[tuple[str, ...]]  # the first is the head
@@ -73,12 +82,13 @@ def of_cell(results: Sequence[Result], setup: str, fault: str, *, plain: bool = 
 
 def setups_table(results: Sequence[Result]) -> Rows:
     """What the words of the other tables mean, and what was run."""
-    rows: Rows = [("word", "servers", "version", "runs", "faults", "operations", "grants")]
+    rows: Rows = [("word", "servers", "version", "runs", "last run", "faults", "operations", "grants")]
     for name, setup in SETUPS.items():
         found = [each for each in results if each["setup"] == name]
         versions = ", ".join(sorted({each["version"] for each in found}))
         sums = (f"{sum(each[figure] for each in found):,}" for figure in ("faults", "operations", "grants"))
-        rows.append((f"`{name}`", setup.title, versions or "—", str(len(found)), *sums))
+        last = max((each["date"] for each in found), default="—")
+        rows.append((f"`{name}`", setup.title, versions or "—", str(len(found)), last, *sums))
     return rows
 
 

@@ -10,6 +10,7 @@ seconds from the fault, or from its end, until the next holder; 30 s where no nu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from harness.lab.faults import FAULTS
@@ -123,3 +124,14 @@ def cells() -> list[tuple[str, str, Expectation]]:
             if isinstance(cell, Expectation):
                 found.append((setup, fault, cell))
     return found
+
+
+def of_all(setup: str, faults: Sequence[str]) -> Expectation:
+    """What is promised of a run with all these faults. Raises `ValueError` where one does not apply."""
+    found: list[Expectation] = []
+    for fault in faults:
+        cell = TABLE[fault][setup]
+        if isinstance(cell, NotApplicable):
+            raise ValueError(f"{fault} does not apply: {cell.why}")
+        found.append(cell)
+    return Expectation(next((each.overlaps for each in found if each.overlaps), ""), max(each.within for each in found))

@@ -7,7 +7,7 @@ that of the crash that took the lock away, or the end of the fault. A new fault 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from harness.lab.contender import now
@@ -245,6 +245,28 @@ def soak(run: Run) -> float:
     run.await_grant(since)
     run.sleep(max(0.0, SOAK_INTERVAL - (now() - began)))
     return since
+
+
+def in_turn(names: Sequence[str]) -> Fault:
+    """These faults one after the other, on the same servers and contenders: for tests, where starting them takes longer
+    than most faults."""
+    (first, *others) = (FAULTS[name] for name in names)
+    if others and any(fault.slow_ttl or fault.crowd for fault in (first, *others)):
+        raise ValueError("a fault with a ttl or contenders of its own is injected alone")
+
+    def inject(run: Run) -> float:
+        since = first.inject(run)
+        for name, fault in zip(names, others, strict=False):
+            run.await_grant(since)
+            run.report(f"{name} injected and healed")
+            since = fault.inject(run)
+        return since
+
+    return first._replace(
+        inject=inject,
+        needs=frozenset().union(*(fault.needs for fault in (first, *others))),
+        pauses=any(fault.pauses for fault in (first, *others)),
+    )
 
 
 _CLOCK: Final = frozenset({"clock"})

@@ -22,7 +22,8 @@ from harness.lab.faults import Fault
 from harness.lab.setups import Link, Setup
 from harness.lab.soak import Residue, Sample, residue
 from harness.lab.verdict import Event, Recording, Silence, Verdict, judge
-from harness.servers.process import poll, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import poll
 from harness.servers.proxy import Proxy
 from leasehold.fences import sql_schema
 

@@ -16,12 +16,13 @@ from typing import ClassVar, Final, cast
 
 from harness.servers import fake_clock
 from harness.servers.etcd import Cluster, Etcd
+from harness.servers.folders import scratch
 from harness.servers.hosts import EtcdMember, Host, RedisNode, ZookeeperMember, create_bridge
 from harness.servers.lock_server import LockServer
 from harness.servers.machine import hosts
 from harness.servers.mysql import MariaDB
 from harness.servers.postgresql import PostgreSQL
-from harness.servers.process import Server, poll, scratch
+from harness.servers.process import Server, poll
 from harness.servers.proxy import Proxy
 from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer
 from harness.servers.redis_ha import SERVICE, SentinelServer
@@ -501,7 +502,9 @@ class LockServers(Setup):
         self.behind.start()
         (redis,) = self.behind.servers
         self.inner = Proxy(redis.port)
-        self.servers = [LockServer(f"redis://127.0.0.1:{port}") for port in (self.inner.port, redis.port)]
+        # In `crowd` thousands of tasks ask two servers for one name at once: more than they admit by default.
+        limits = ("--limits-calls", "20000", "--limits-calls-per-namespace", "0", "--limits-calls-per-name", "0")
+        self.servers = [LockServer(f"redis://127.0.0.1:{port}", *limits) for port in (self.inner.port, redis.port)]
 
     def url(self, addresses: str) -> str:
         return f"http://{addresses}"

@@ -1,7 +1,9 @@
 """Rigs of real servers: how the conformance suite starts each engine and injects faults. Importing this registers them.
 
-One module per engine; redis_ha.py has Sentinel and Cluster, sql.py has what PostgreSQL and MySQL share, remote.py has
-lock servers over several engines.
+sqlite.py  redis.py  redlock.py  etcd.py  zookeeper.py  postgresql.py  mysql.py     one engine each
+redis_ha.py  Sentinel and Cluster
+sql.py       what PostgreSQL and MySQL share
+remote.py    lock servers over several engines
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from urllib.parse import quote
 from harness.rigs import etcd, postgresql
 from harness.rigs.etcd import EtcdRig
 from harness.rigs.redis import AOF_ALWAYS, namespace_keys
+from harness.servers.folders import scratch
 from harness.servers.lock_server import LockServer
 from harness.servers.machine import ProxiedMachine, hosts
-from harness.servers.process import Server, scratch
+from harness.servers.process import Server
 from harness.servers.proxy import Proxy
 from harness.servers.redis import RedisServer
 from leasehold.testing.conformance.rig import ClientPath, Rig

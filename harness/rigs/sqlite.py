@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import tempfile
 from typing import ClassVar
 
+from harness.servers.folders import scratch
 from leasehold.config import EngineConfig
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.engines.sqlite.boot_clock import BootClock
@@ -22,8 +22,6 @@ from leasehold.runtime.base import Runtime
 from leasehold.runtime.threads import boot_clock
 from leasehold.testing.conformance.rig import ClientPath, Rig
 
-_TMPFS = "/dev/shm"  # noqa: S108  # in memory, where FULL durability costs nothing
-
 
 class SqliteRig(Rig):
     scheme = "sqlite"
@@ -32,7 +30,7 @@ class SqliteRig(Rig):
 
     def __init__(self) -> None:
         super().__init__()
-        self._folder = tempfile.mkdtemp(prefix="leasehold-", dir=_TMPFS if os.path.isdir(_TMPFS) else None)
+        self._folder = scratch()  # in memory, where FULL durability costs nothing
         self.path = os.path.join(self._folder, "locks.db")
         self._offset = 0.0
         self.paused = False

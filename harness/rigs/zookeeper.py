@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from kazoo.client import KazooClient
 
+from harness.servers.folders import scratch
 from harness.servers.machine import ProxiedMachine, hosts
-from harness.servers.process import free_ports, scratch
+from harness.servers.process import free_ports
 from harness.servers.proxy import Proxy
 from harness.servers.shared import shared
 from harness.servers.zookeeper import Ensemble, Zookeeper

@@ -10,7 +10,8 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from harness.servers.process import Server, free_ports, poll, program, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import Server, free_ports, poll, program
 
 
 class Etcd(Server):
@@ -83,6 +84,10 @@ class Etcd(Server):
 
     def leases(self) -> set[int]:
         return {int(each["ID"]) for each in self.ask("lease/leases").get("leases", [])}
+
+    def granted_ttl(self, lease: int) -> int:
+        """The ttl that a lease was created with."""
+        return int(self.ask("lease/timetolive", ID=str(lease))["grantedTTL"])
 
     def revoke(self, lease: int) -> None:
         self.ask("lease/revoke", ID=lease)

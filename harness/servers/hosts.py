@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from harness.servers.etcd import Etcd
-from harness.servers.process import scratch
+from harness.servers.folders import scratch
 from harness.servers.redis import RedisServer
 from harness.servers.zookeeper import Zookeeper
 

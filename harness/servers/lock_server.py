@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from harness.servers.process import Server, free_ports, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import Server, free_ports
 
 
 class LockServer(Server):

@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +24,13 @@ from functools import cache
 from glob import glob
 from typing import ClassVar, Final, TypeVar
 
+from harness.servers.folders import remove_fake_clock
 from leasehold.testing.conformance.rig import Absent
 
 S = TypeVar("S", bound="Server")
 
 _POLL: Final = 0.02
 _LOG_TAIL: Final = 2_000  # bytes of a log to show
-_MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder in memory (Linux)
-_ROOM: Final = 4 << 30  # bytes: enough for the data of all servers of all test processes
 _PORTS: Final = range(10_000, 32_000)  # below the ephemeral ports, so that no outgoing connection takes one
 
 
@@ -88,21 +86,6 @@ def poll(what: Callable[[], bool], seconds: float, why: Callable[[], str]) -> No
         if time.monotonic() > end:
             raise TimeoutError(f"timed out after {seconds:.0f} s while waiting until {why()}")
         time.sleep(_POLL)
-
-
-def scratch() -> str:
-    """A new folder, removed at exit. Its path is short, because some servers put unix sockets in it. In memory where
-    there is room: databases call fsync for every grant, and no test takes the power away."""
-    folder = tempfile.mkdtemp(prefix="lh-", dir=_MEMORY if _has_room(_MEMORY) else None)
-    os.chmod(folder, 0o711)  # a server that runs as another user must reach its folder  # noqa: S103
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _has_room(folder: str) -> bool:
-    with suppress(OSError):
-        return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > _ROOM
-    return False
 
 
 class Server(ABC):
@@ -186,10 +169,13 @@ class Server(ABC):
         atexit.unregister(self.kill)
         if self._process is None:
             return
-        for pid in [self.pid, *descendants(self.pid)] if self.running else ():
+        pids = [self.pid, *descendants(self.pid)] if self.running else []
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        for pid in pids:
+            remove_fake_clock(pid)
         self._paused_pids.clear()
 
     def restart(self) -> None:

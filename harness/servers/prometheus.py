@@ -10,7 +10,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from harness.servers.process import Server, free_ports, program, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import Server, free_ports, program
 
 
 class Prometheus(Server):

@@ -61,6 +61,12 @@ class Proxy:
         with self._lock:
             return [connection.server_side.getsockname()[1] for connection in self._connections]
 
+    @property
+    def has_lost_bytes(self) -> bool:
+        """Whether a connection has lost some, and so ends when the network is restored."""
+        with self._lock:
+            return any(connection.lossy for connection in self._connections)
+
     def cut(self) -> None:
         """Forward nothing, in both directions. Connections stay open, even if one side closes; new ones are silent."""
         with self._lock:

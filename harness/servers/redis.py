@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import hiredis
 
-from harness.servers.process import Server, free_ports, program, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import Server, free_ports, program
 from leasehold.engines.redis.server import encode_command
 
 _FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # from the Debian package faketime

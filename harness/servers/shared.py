@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,8 @@ from functools import cache
 from importlib import import_module
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, Final, Generic, TypeVar
+
+from harness.servers.folders import scratch
 
 S = TypeVar("S")
 
@@ -51,7 +52,7 @@ class _Controller:
     """Starts servers for the workers of a run, each when it is first asked for."""
 
     def __init__(self) -> None:
-        self.address = os.path.join(tempfile.mkdtemp(prefix="lh-"), "controller")
+        self.address = os.path.join(scratch(), "controller")
         self._listener = Listener(self.address, "AF_UNIX")
         threading.Thread(target=self._serve, name="shared-servers", daemon=True).start()
 
@@ -63,15 +64,16 @@ class _Controller:
 
     def close(self) -> None:
         self._listener.close()
-        os.rmdir(os.path.dirname(self.address))
 
     def _answer(self, connection: Connection) -> None:
         with connection:
             module, _, function = connection.recv().partition(":")
             try:
-                connection.send(getattr(import_module(module), function)())
+                answer = getattr(import_module(module), function)()
             except Exception as error:  # for the worker to raise
-                connection.send(error)
+                answer = error
+            with suppress(OSError):  # the worker was killed meanwhile
+                connection.send(answer)
 
 
 def serve_workers() -> None:

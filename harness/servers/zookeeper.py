@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
-from harness.servers.process import Server, free_ports, poll, program, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import Server, free_ports, poll, program
 from harness.servers.proxy import Proxy
 from leasehold.testing.conformance.rig import Absent
 

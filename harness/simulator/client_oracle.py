@@ -6,15 +6,18 @@ the loss, and the lease's own local deadline converted to true time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from harness.checkers.history import History, Op
 from leasehold.aio import AsyncLease
 from leasehold.client.lease import LOST
+from leasehold.core.timing import overdue_at
 from leasehold.runtime.simulated import Process, Simulator
 
+RESIZED: Final = "encoders"  # the semaphore whose limit the operator changes
+LIMITS: Final = (1, 2, 3, 4)  # that the operator chooses from
 LOSS_NOTICE_LIMIT: Final = 0.25  # seconds from a lease's local deadline to its on_lost, unless the process is paused
 
 Shape = Literal["lock", "read", "write", "semaphore"]
@@ -37,6 +40,32 @@ class Request:
     max_hold: float | None = None
     delay: float = 0.0
     renews: bool = False
+    strict: bool = False
+    ensures: bool = False
+    hands_over: bool = False
+    others: tuple[str, ...] = ()  # any one of `name` and these
+
+
+class RequestOps:
+    """The calls of one request in the history: one for each name that may be granted."""
+
+    def __init__(self, ops: dict[str, Op]) -> None:
+        self._ops = ops
+
+    def ok(self, lease: AsyncLease) -> None:
+        for name, op in self._ops.items():
+            if name == lease.name:
+                op.ok(token=lease.token, slot=lease.slot)
+            else:
+                op.unknown("another name was granted")
+
+    def fail(self, reason: str) -> None:
+        for op in self._ops.values():
+            op.fail(reason)
+
+    def unknown(self, reason: str) -> None:
+        for op in self._ops.values():
+            op.unknown(reason)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +76,8 @@ class HeldLease:
     process: Process
     lease: AsyncLease
     notified: bool = False
-    short_lived: bool = False  # granted late or shortened by renew(ttl): it may end before it can be checked
+    ensured_until: float = 0.0  # by the clock of its process: what `ensure` has promised
+    short_lived: bool = False  # granted late or shortened by renew(ttl): it may end during a call of the watchdog
 
     def __str__(self) -> str:
         return f"{self.worker} trusted its lease of {self.lease.name}"
@@ -68,28 +98,55 @@ class ClientOracle:
         self.ended_by_release: set[str] = set()  # id hashes of grants that were alive when their release arrived
         self._world, self._add_finding = world, add_finding
         self._held: dict[str, HeldLease] = {}
+        self._handed_over: dict[str, str] = {}  # by id hash of the lease or its ticket: the worker that took it over
         self._all_leases: list[HeldLease] = []
 
     def is_held(self, id_hash: str) -> bool:
-        return id_hash in self._held
+        return id_hash in self._held or id_hash in self._handed_over
 
-    def record_request(self, worker: str, request: Request) -> Op:
-        return self.history.invoke(
-            worker,
-            "try" if request.wait == 0 else "acquire",
-            request.name,
-            mode="shared" if request.shape == "read" else "exclusive",
-            kind="semaphore" if request.shape == "semaphore" else "lock",
-            limit=request.limit,
+    def record_handed_over(self, held_lease: HeldLease, id_hashes: Sequence[str]) -> None:
+        """From now on no client knows these claims, until one takes the lease over or they expire."""
+        self.record_release(held_lease).unknown("handed over")
+        self.forget(held_lease)
+        self._handed_over.update(dict.fromkeys(id_hashes, ""))
+
+    def record_taken_over(self, worker: str, process: Process, lease: AsyncLease) -> HeldLease:
+        """One text gives one holder, even if others try at the same time. The history has one interval per token, which
+        ended with the hand-over; `check_trust` goes on to compare the lease with what the server promised."""
+        id_hash = lease._claim.id_hash
+        if before := self._handed_over.get(id_hash):
+            self._add_finding("taken over twice", f"{worker} and {before} took over the lease of {lease.name}")
+        self._handed_over[id_hash] = worker
+        self._held[id_hash] = taken = HeldLease(worker, process, lease, notified=True)
+        self._all_leases.append(taken)
+        return taken
+
+    def record_request(self, worker: str, request: Request) -> RequestOps:
+        # The history does not know when a limit changed: the safety oracle does.
+        resized = request.name == RESIZED and request.shape == "semaphore"
+        return RequestOps(
+            {
+                name: self.history.invoke(
+                    worker,
+                    "try" if request.wait == 0 else "acquire",
+                    name,
+                    mode="shared" if request.shape == "read" else "exclusive",
+                    kind="semaphore" if request.shape == "semaphore" else "lock",
+                    limit=max(LIMITS) if resized else request.limit,
+                )
+                for name in (request.name, *request.others)
+            }
         )
 
-    def record_grant(self, op: Op, worker: str, process: Process, lease: AsyncLease) -> HeldLease:
-        op.ok(token=lease.token, slot=lease.slot)
+    def record_grant(self, op: RequestOps, worker: str, process: Process, lease: AsyncLease) -> HeldLease:
+        op.ok(lease)
         if not lease.held:
             self._add_finding(
                 "late", f"{worker} got a lease of {lease.name} that had already ended: {lease.lost_reason} (E8)"
             )
-        held_lease = HeldLease(worker, process, lease, short_lived=lease.remaining < lease.ttl / 2)
+        # The watchdog may be in a call that began before the grant: a slow one lasts two thirds of the shortest ttl.
+        longest_call = lease._core.watchdog.shortest_ttl * 2 / 3
+        held_lease = HeldLease(worker, process, lease, short_lived=lease.remaining < longest_call)
         self._held[lease._claim.id_hash] = held_lease
         self._all_leases.append(held_lease)
         # Broken before the grant arrived: its holder is notified by the next renewal.
@@ -129,10 +186,23 @@ class ClientOracle:
                 self._add_finding(
                     "trusted too long", f"{held_lease}, token {lease.token}, beyond its promised end (E8)"
                 )
+            validity = lease._validity
+            if lease._strict and validity.valid_until > overdue_at(validity.asked_at, validity.ttl):
+                self._add_finding("not strict", f"{held_lease} after its renewal was overdue, though it is strict")
+            if lease._final_state is None and validity.valid_until < held_lease.ensured_until:
+                self._add_finding("not ensured", f"{held_lease}, which ends before what ensure() has promised")
+
+    def record_ensured(self, held_lease: HeldLease, seconds: float) -> None:
+        """`ensure` has returned: the lease lives for so long, and nothing shortens that."""
+        lease, now = held_lease.lease, held_lease.process.now()
+        if lease.held and lease.remaining < seconds:
+            self._add_finding("not ensured", f"{held_lease} with {lease.remaining:.3f} s left after ensure({seconds})")
+        held_lease.ensured_until = now + seconds
 
     def record_gone(self, process: Process, id_hash: str) -> None:
         """The engine's answer that a lease is gone has arrived: its holder must not trust it any longer."""
-        if held_lease := self._held.get(id_hash):
+        # Of a lease that was handed over the engine notifies the first client.
+        if (held_lease := self._held.get(id_hash)) and held_lease.process is process:
             self._expect_soon(
                 process,
                 lambda: not held_lease.lease.held,

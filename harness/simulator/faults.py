@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from harness.simulator.client_oracle import ClientOracle, Request, Shape, Style
+from harness.simulator.client_oracle import LIMITS, RESIZED, ClientOracle, Request, Shape, Style
 from harness.simulator.workload import Program
 from leasehold.aio import AsyncClient
 from leasehold.core.timing import DRIFT
-from leasehold.errors import Unavailable
+from leasehold.errors import Mismatch, Unavailable
 from leasehold.model import Claim
 from leasehold.runtime.simulated import Process, Simulator, Task
 from leasehold.testing.network import RELIABLE, NetworkProfile, NetworkTransport, SimulatedServer
@@ -33,8 +34,8 @@ FAULTS_BY_FAMILY: Final[dict[Family, tuple[str, ...]]] = {
     "losses": (*_PROCESS_FAULTS, *_NETWORK_FAULTS),
 }
 
-# The fastest and the slowest clock that the drift margin allows beside each other.
-EDGE_RATES: Final = (1 - DRIFT / 2, 1 + DRIFT / 2)
+WIDE_DRIFT: Final = 0.05  # of clients that expect worse clocks than usual
+POOL: Final = ("gpu0", "gpu1")  # acquired by `any_of`, and one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,11 @@ class SimulationPlan:
     work: float  # seconds that most work takes, on average
     break_rate: float  # how often the operator looks for a lock to break, per second
     cancel_chance: float
+    resize_rate: float  # how often the operator changes the limit of a semaphore, per second
     mismatch_chance: float  # the chance that a program uses a name as another kind
     cut_after_renewal: float = 0.0  # the chance that a program is cut off right after a renewal was answered
     clock_rates: tuple[float, ...] = ()  # to choose the rate of each clock from; none: anything within the promise
+    drift: float = DRIFT  # of the clients
 
     @property
     def expects_prompt_handoff(self) -> bool:
@@ -67,7 +70,8 @@ class SimulationPlan:
     @property
     def max_claim_life(self) -> float:
         """The longest time a claim can exist after its last renewal: a late attempt may still arrive (E6)."""
-        return max(self.ttls) + max(3.0, self.network.late_by)
+        longest = max(self.ttls) + self.call_timeout  # `ensure` raises a ttl by the time of a call, for a strict lease
+        return longest * 1.5 / (1 - self.drift) + max(3.0, self.network.late_by)
 
     def random_request(self, rng: random.Random) -> Request:
         name, shapes, limit = rng.choice(self.names)
@@ -92,6 +96,10 @@ class SimulationPlan:
             max_hold=rng.uniform(1.5, 4.0) if 0.1 < rare < 0.2 else None,
             delay=rng.uniform(0.2, 2.0) if 0.2 < rare < 0.35 else 0.0,
             renews=rng.random() < 0.15,
+            strict=0.35 < rare < 0.5,
+            ensures=0.45 < rare < 0.65,
+            others=tuple(other for other in POOL if other != name) if shape == "lock" and name in POOL else (),
+            hands_over=0.6 < rare < 0.75 and style != "with",
         )
 
 
@@ -105,10 +113,16 @@ def plan_for_seed(seed: int, rng: random.Random) -> SimulationPlan:
     rng.shuffle(names)
     # In a sparse run no request of another client hides a missing wake-up.
     sparse = rng.random() < (0.8 if family == "mishaps" else 0.4)
+    pool: list[tuple[str, tuple[Shape, ...], int]] = [(name, ("lock", "lock", "write"), 1) for name in POOL]
+    pool *= seed % 5 == 3  # by the number of the seed: the other runs are what they were before there were pools
+    names = [*pool, *names[: 1 if sparse else rng.randint(1, 3)]]
+    programs = 3 if sparse else rng.randint(3, 6)
+    if resizes := seed % 7 == 4:
+        names, programs = [(RESIZED, ("semaphore",), 2), *names[:1]], max(5, programs)
     return SimulationPlan(
         family=family,
-        names=tuple(names[: 1 if sparse else rng.randint(1, 3)]),
-        programs=3 if sparse else rng.randint(3, 6),
+        names=tuple(names),
+        programs=programs,
         max_workers=1 if sparse else rng.choice([1, 2, 2, 4]),
         idle=0.7 if sparse else 0.3,
         work=2.0 if sparse else 0.5,
@@ -130,6 +144,7 @@ def plan_for_seed(seed: int, rng: random.Random) -> SimulationPlan:
         fault_interval=rng.uniform(1.5, 3.5) if sparse else rng.uniform(0.7, 3.0),
         fault_after_attempt=0.0 if not FAULTS_BY_FAMILY[family] else rng.choice([0.03, 0.1]),
         cancel_chance=0.0 if family == "calm" else rng.choice([0.0, 0.1, 0.3]),
+        resize_rate=2.0 if resizes else 0.0,
         mismatch_chance=rng.choice([0.0, 0.0, 0.05, 0.15]),
     )
 
@@ -165,8 +180,10 @@ def harsh_plan(seed: int, rng: random.Random) -> SimulationPlan:
             notification_loss=rng.choice([0.0, 0.5, 0.9]),
             ordered=False,
         )
+    drift = rng.choice([DRIFT, DRIFT, WIDE_DRIFT])
     return replace(
         plan,
+        drift=drift,
         family=family,
         network=network,
         faults=FAULTS_BY_FAMILY[family],
@@ -174,12 +191,12 @@ def harsh_plan(seed: int, rng: random.Random) -> SimulationPlan:
         fault_after_attempt=rng.choice([0.1, 0.25]),
         cancel_chance=rng.choice([0.1, 0.3]),
         cut_after_renewal=0.3 if family == "slow answers" else 0.0,
-        clock_rates=EDGE_RATES,
+        clock_rates=(1 - drift / 2, 1 + drift / 2),  # as far apart as the margin allows
     )
 
 
 class Operator:
-    """An operator that inspects the locks, and breaks one from time to time."""
+    """An operator that inspects the locks, and breaks one or changes the limit of a semaphore from time to time."""
 
     def __init__(self, server: SimulatedServer, client_oracle: ClientOracle, plan: SimulationPlan) -> None:
         self.process = Process(
@@ -188,9 +205,18 @@ class Operator:
         self._client = AsyncClient(engine=server.opener(), runtime=self.process, holder="operator", call_timeout=2.0)
         self._client_oracle, self._plan = client_oracle, plan
         self._random = random.Random(server.world.random.getrandbits(64))
-        self._task = self.process.spawn(self._run(), "operator")
+        self._tasks = [self.process.spawn(self._break_locks(), "operator")]
+        if plan.resize_rate:
+            self._tasks.append(self.process.spawn(self._change_limit(), "operator"))
 
-    async def _run(self) -> None:
+    async def _change_limit(self) -> None:
+        rng = random.Random(self._random.getrandbits(64))
+        while True:
+            await self.process.sleep(rng.expovariate(self._plan.resize_rate))
+            with suppress(Unavailable, Mismatch):  # a program may use it as a lock
+                await self._client.set_limit(RESIZED, rng.choice([*LIMITS, None]))
+
+    async def _break_locks(self) -> None:
         while True:
             await self.process.sleep(self._random.expovariate(self._plan.break_rate))
             try:
@@ -213,8 +239,14 @@ class Operator:
         op.ok(broken or token in self._client_oracle.broken_tokens)
 
     def close(self) -> Task:
-        self._task.cancel()
-        return self.process.spawn(self._client.close(), "close")
+        for task in self._tasks:
+            task.cancel()
+        return self.process.spawn(self._close(), "close")
+
+    async def _close(self) -> None:
+        if self._plan.resize_rate:
+            await self._client.set_limit(RESIZED, None)
+        await self._client.close()
 
 
 class FaultInjector:

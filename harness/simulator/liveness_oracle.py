@@ -67,8 +67,8 @@ class LivenessOracle:
                 continue
             # A waiter that was passed over does not block others.
             transport, passed_over = transports.get(entry.client), entry.state == PASSED
-            free_since = _free_since(lock_state, entry, now)
-            if transport is None or not self._is_healthy(transport):
+            free_since = _free_since(lock_state, entry, now, model.limit_set_at)
+            if transport is None or not self._is_healthy(transport) or _was_given_up(entry, transport):
                 if not passed_over and free_since is None:
                     return  # others wait behind it until its heartbeats end (E7): the name is not yet free for it
                 ahead += not passed_over
@@ -127,15 +127,22 @@ class LivenessOracle:
         )
 
 
-def _free_since(lock_state: LockState, entry: QueueEntry, now: float) -> float | None:
+def _was_given_up(entry: QueueEntry, transport: NetworkTransport) -> bool:
+    """Whether no caller waits for this claim any more. Its last attempt reached the server after its release, so it is
+    queued until its heartbeats end (E6). `_check_forgotten_claim` reports claims that a client should not forget."""
+    return entry.id_hash not in transport.registry.waiting
+
+
+def _free_since(lock_state: LockState, entry: QueueEntry, now: float, limit_set_at: float) -> float | None:
     """Since when this claim could be granted; None if it could not. After every verb the head of the queue is blocked,
-    so the name became free by what has ended since: for a lock the last holder in its way, for a semaphore any."""
+    so the name became free by what has ended since: for a lock the last holder in its way, for a semaphore any. If none
+    has ended, a larger limit was set."""
     if entry.state == RESERVED:
         return entry.since
     ends = [other.expires_at + (other.delay if other.state == HELD else 0.0) for other in lock_state.holders.values()]
     over = [end for end in ends if end <= now]
     if lock_state.kind == "semaphore":
-        return min(over, default=now) if len(ends) - len(over) < lock_state.limit else None
+        return min(over, default=limit_set_at or now) if len(ends) - len(over) < lock_state.limit else None
     exclusive = (entry.mode == "exclusive" or other.mode == "exclusive" for other in lock_state.holders.values())
     if any(end > now for end, blocks in zip(ends, exclusive, strict=True) if blocks):
         return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from harness.checkers.intervals import check
-from harness.simulator.client_oracle import ClientOracle
+from harness.simulator.client_oracle import RESIZED, ClientOracle
 from harness.simulator.faults import FaultInjector, Operator, SimulationPlan, harsh_plan, plan_for_seed
 from harness.simulator.liveness_oracle import CHECK_INTERVAL, LivenessOracle
 from harness.simulator.safety_oracle import SafetyOracle
@@ -134,6 +134,8 @@ class SimulationRun:
                 idle=self.plan.idle,
                 ttls=self.plan.ttls,
                 clock_rates=self.plan.clock_rates,
+                drift=self.plan.drift,
+                programs=self.programs,
             )
         )
 
@@ -183,8 +185,11 @@ class SimulationRun:
         living = [program for program in self.programs if not program.process.dead]
         for program in living:
             program.stopping = True
-        workers = [worker for program in living for worker in program.workers]
-        if not self._run_until(lambda: all(worker.done for worker in workers), OPERATION_LIMIT, "an operation"):
+
+        def is_idle() -> bool:
+            return all(task.done for program in living for task in (*program.workers, *program.takers))
+
+        if not self._run_until(is_idle, OPERATION_LIMIT, "an operation"):
             return False
         settle_seconds = self.plan.call_timeout + SETTLE_SECONDS
         if not self._advance(settle_seconds):
@@ -213,6 +218,8 @@ class SimulationRun:
             self.add_finding("left running", f"{running} still run after close()")
         if not self._advance(self.plan.max_claim_life + WAITER_TTL):
             return
+        if self.plan.resize_rate:  # a limit that was sent before the operator took it back may have arrived after that
+            self.server.memory.set_limit("", RESIZED, None)
         left = self.server.memory.inspect("", "", False)
         if left or self.server.memory.lock_states:
             self.add_finding(

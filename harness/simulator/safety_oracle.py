@@ -14,6 +14,7 @@ from typing import Any, Final
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import COOLING, HELD, PASSED, RESERVED, WAITING, QueueEntry
 from leasehold.core.timing import WAITER_TTL
+from leasehold.errors import Mismatch
 from leasehold.model import Alive, Busy, Claim, Grant
 from leasehold.testing.network import Observer, SimulatedServer
 
@@ -50,6 +51,14 @@ class NameModel:
     joined_at: dict[str, float] = field(default_factory=dict)  # by id hash, in true time
     heartbeats: dict[str, float] = field(default_factory=dict)
     states: dict[str, int] = field(default_factory=dict)
+    limit: int | None = None  # that an operator has set; after it was removed, until the name is empty
+    limit_set: bool = False
+    limit_set_at: float = 0.0  # by the server's clock
+
+    def has_waiters(self, now: float) -> bool:
+        """Whether a claim was queued after the last verb, and its heartbeats have not ended since."""
+        queued = [id_hash for id_hash, state in self.states.items() if state in (WAITING, PASSED, RESERVED)]
+        return any(self.heartbeats.get(id_hash, 0.0) > now for id_hash in queued)
 
 
 class SafetyOracle(Observer):
@@ -94,6 +103,8 @@ class SafetyOracle(Observer):
                 self._check_name((claim.namespace, claim.name), now)
         elif verb == "release":
             self._on_release(args[0], now)
+        elif verb == "set_limit":
+            self._on_limit(args[:2], args[2], answer, now)
         elif verb == "break_":
             self._on_break(args[:2], args[2], answer, now)
         else:
@@ -126,14 +137,18 @@ class SafetyOracle(Observer):
                 self._add_finding(
                     "two tokens for one claim", f"{claim.name}: one claim has tokens {other_token} and {token} (E2)"
                 )
-            if (claim.kind, claim.limit) != (other.claim.kind, other.claim.limit):
+            same_limit = model.limit is not None or claim.limit == other.claim.limit
+            if claim.kind != other.claim.kind or not same_limit:
                 self._add_finding("kind", f"{claim.name}: {claim} was granted together with {other.claim} (E1)")
             elif claim.kind == "lock" and "exclusive" in (claim.mode, other.claim.mode):
                 self._add_finding(
                     "exclusion", f"{claim.name}: token {token} was granted while {other_token} was held (E1)"
                 )
-        if claim.kind == "semaphore" and len(model.live) >= claim.limit:
-            self._add_finding("limit", f"{claim.name}: granted {len(model.live) + 1} permits of {claim.limit} (E1)")
+        if not model.limit_set and not model.live and not model.has_waiters(now):
+            model.limit = None  # it was removed, and the name has been empty since
+        limit = claim.limit if model.limit is None else model.limit
+        if claim.kind == "semaphore" and len(model.live) >= limit:
+            self._add_finding("limit", f"{claim.name}: granted {len(model.live) + 1} permits of {limit} (E1)")
 
     def _on_renewal(self, claim: Claim, reply: Alive, now: float) -> None:
         model = self.names[claim.namespace, claim.name]
@@ -175,6 +190,14 @@ class SafetyOracle(Observer):
             left = [entry for entry in entries if entry.id_hash == claim.id_hash and entry.state != COOLING]
             if left:
                 self._add_finding("release", f"{claim.name}: {claim.fingerprint} was released and still exists (E6)")
+        self._check_name(key, now)
+
+    def _on_limit(self, key: Key, limit: int | None, answer: Any, now: float) -> None:
+        if not isinstance(answer, Mismatch):
+            model = self.names.setdefault(key, NameModel())
+            model.limit_set, model.limit_set_at = limit is not None, now
+            if limit is not None:
+                model.limit = limit
         self._check_name(key, now)
 
     def _on_break(self, key: Key, token: int, answer: Any, now: float) -> None:

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from harness.checkers.history import Op
-from harness.simulator.client_oracle import AddFinding, ClientOracle, HeldLease, Request
+from harness.simulator.client_oracle import AddFinding, ClientOracle, HeldLease, Request, RequestOps
 from leasehold.aio import AsyncClient, AsyncLock
+from leasehold.client import lease_document
 from leasehold.core.queue_entry import HELD
-from leasehold.errors import LeaseLost, Mismatch, NotAcquired, Unavailable
+from leasehold.errors import ConfigError, LeaseLost, Mismatch, NotAcquired, Unavailable
 from leasehold.model import Claim
 from leasehold.runtime.simulated import Process, Task
 from leasehold.testing.network import SimulatedServer
@@ -34,11 +34,15 @@ class Program:
         idle: float,
         ttls: Sequence[float],
         clock_rates: Sequence[float],
+        drift: float,
+        programs: Sequence[Program],
     ) -> None:
         world = server.world
         self.name, self.stopping, self._server = name, False, server
         self.process = Process(world, name, rate=world.random.choice(clock_rates) if clock_rates else None)
-        self.client = AsyncClient(engine=server.opener(), runtime=self.process, holder=name, call_timeout=call_timeout)
+        self.client = AsyncClient(
+            engine=server.opener(), runtime=self.process, holder=name, call_timeout=call_timeout, drift=drift
+        )
         for ttl in ttls:  # built early, as in real programs, so that the watchdog knows which ttls to expect
             self.client.lock("index", ttl=ttl)
         self._client_oracle, self._add_finding, self._next_request, self._cancel_chance = (
@@ -47,7 +51,8 @@ class Program:
             next_request,
             cancel_chance,
         )
-        self._idle = idle
+        self._idle, self._programs = idle, programs
+        self.takers: list[Task] = []  # work under leases that others have handed over
         self.workers = [self._start_worker(f"{name}/{number}") for number in range(workers)]
 
     def _start_worker(self, worker: str) -> Task:
@@ -80,7 +85,11 @@ class Program:
             op.unknown("cancelled")
 
     def _lock(self, request: Request) -> AsyncLock:
-        options = {name: getattr(request, name) for name in ("ttl", "wait", "min_hold", "max_hold", "delay")}
+        options = {name: getattr(request, name) for name in ("ttl", "wait", "min_hold", "max_hold", "delay", "strict")}
+        if request.hands_over:
+            options["require"] = {"outlives"}
+        if request.others:
+            return self.client.any_of([request.name, *request.others], **options)
         if request.shape == "semaphore":
             return self.client.semaphore(request.name, request.limit, **options)
         if request.shape == "lock":
@@ -88,7 +97,9 @@ class Program:
         rwlock = self.client.rwlock(request.name)
         return rwlock.read(**options) if request.shape == "read" else rwlock.write(**options)
 
-    async def _by_with(self, worker: str, lock: AsyncLock, op: Op, request: Request, rng: random.Random) -> None:
+    async def _by_with(
+        self, worker: str, lock: AsyncLock, op: RequestOps, request: Request, rng: random.Random
+    ) -> None:
         held_lease, held = None, True
         try:
             async with lock as lease:
@@ -120,7 +131,9 @@ class Program:
         entry = lock_state and lock_state.entries.get(claim.id_hash)
         return claim.id_hash in self._client_oracle.ended_by_release or bool(entry and entry.state == HELD)
 
-    async def _by_hand(self, worker: str, lock: AsyncLock, op: Op, request: Request, rng: random.Random) -> None:
+    async def _by_hand(
+        self, worker: str, lock: AsyncLock, op: RequestOps, request: Request, rng: random.Random
+    ) -> None:
         lease = await lock.try_acquire() if request.style == "try" else await lock.acquire()
         if lease is None:
             op.fail("busy")
@@ -129,7 +142,33 @@ class Program:
         # However the work ends, the lease is released.
         with suppress(LeaseLost, Unavailable, asyncio.CancelledError):
             await self._body(held_lease, request, rng)
+            if request.hands_over and lease.held:
+                await self._hand_over(held_lease, request, rng)
+                return
         await self._release(held_lease)
+
+    async def _hand_over(self, held_lease: HeldLease, request: Request, rng: random.Random) -> None:
+        """Two programs get the text, at the same time or one after the other; this one may be the first of them."""
+        oracle, lease = self._client_oracle, held_lease.lease
+        text = await lease.hand_over()
+        oracle.record_handed_over(held_lease, [claim.id_hash for claim in lease_document.load(text).claims()])
+        for _ in range(2):
+            program = rng.choice([program for program in self._programs if not program.process.dead])
+            taker = program.process.spawn(program._take_over(text, request, rng.random()), "take over")
+            program.takers.append(taker)
+            if rng.random() < 0.3:
+                await taker.join()
+
+    async def _take_over(self, text: str, request: Request, chance: float) -> None:
+        await self.process.sleep(chance * request.ttl / 2)
+        try:
+            lease = await self.client.take_over(text)
+        except (LeaseLost, Unavailable, ConfigError):  # ConfigError: this client has it already, or was closed
+            return
+        taken = self._client_oracle.record_taken_over(self.name, self.process, lease)
+        await self.process.sleep(chance * request.ttl)
+        await lease.release()
+        self._client_oracle.forget(taken)
 
     async def _release(self, held_lease: HeldLease) -> None:
         release, answered = self._client_oracle.record_release(held_lease), False
@@ -150,11 +189,14 @@ class Program:
             await process.sleep(min(left, rng.uniform(0.05, 1.0)))
             if request.renews and rng.random() < 0.5:
                 await self._renew(held_lease, rng.choice([None, request.ttl, request.ttl / 2]))
+            elif request.ensures:
+                await self._ensure(held_lease, request.ttl * rng.choice([0.3, 0.9, 1.0]))
 
     async def _renew(self, held_lease: HeldLease, ttl: float | None) -> None:
         lease = held_lease.lease
         op = self._client_oracle.history.invoke(held_lease.worker, "renew", lease.name, token=lease.token)
         held_lease.short_lived |= ttl is not None and ttl < lease.ttl
+        held_lease.ensured_until = 0.0
         try:
             await lease.renew(ttl)
         except LeaseLost:
@@ -164,6 +206,11 @@ class Program:
             op.unknown("unavailable")
             raise
         op.ok()
+
+    async def _ensure(self, held_lease: HeldLease, seconds: float) -> None:
+        with suppress(ConfigError):  # its max_hold ends it earlier
+            await held_lease.lease.ensure(seconds)
+            self._client_oracle.record_ensured(held_lease, seconds)
 
     async def close(self) -> None:
         await self.client.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harness.checkers.history import History, Kind, Mode, Op
 from harness.checkers.intervals import check
 from harness.checkers.linearizable import search
+from tests.support.timing import check_seconds
 
 SEEDS = st.integers(0, 2**32)
 
@@ -386,7 +387,7 @@ def test_verdict_text_names_both_holders() -> None:
     )
 
 
-@pytest.mark.parametrize("permits", [1, 10_000])
+@pytest.mark.parametrize("permits", [1, pytest.param(10_000, marks=pytest.mark.extended)])
 @pytest.mark.usefixtures("untraced")
 def test_long_history_is_checked_within_two_seconds(permits: int) -> None:
     history = history_with_counting_clock()
@@ -400,4 +401,4 @@ def test_long_history_is_checked_within_two_seconds(permits: int) -> None:
     assert len(history.records) >= 100_000
     started = time.process_time()
     assert str(check(history)) == "valid"
-    assert time.process_time() - started < 2
+    check_seconds(time.process_time() - started, 2)

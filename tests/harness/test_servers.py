@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from harness.servers.process import Server, free_ports, poll, program, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import Server, free_ports, poll, program
 from harness.servers.proxy import Proxy
 from leasehold.testing import Absent
 from tests.support.paths import child_environment

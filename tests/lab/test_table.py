@@ -62,6 +62,11 @@ def test_recorded_runs_are_cells_of_the_table():
     assert all(isinstance(TABLE[each["fault"]][each["setup"]], Expectation) for each in recorded)
 
 
+def test_every_cell_was_run_with_three_seeds():
+    recorded = {evidence.identity(each) for each in evidence.load()}
+    assert [job for job in matrix(seeds=3) if job not in recorded] == []
+
+
 def test_recorded_runs_broke_no_promise_of_safety():
     assert [each for each in evidence.load() if each["violations"]] == []
 

@@ -68,7 +68,8 @@ def test_lock_scenario_survives_every_lost_message() -> None:
     assert every_message_lost(Locks) > 150
 
 
-@pytest.mark.parametrize("who", [0, *(pytest.param(who, marks=pytest.mark.extended) for who in (1, 2))])
+@pytest.mark.extended
+@pytest.mark.parametrize("who", range(3))
 @pytest.mark.usefixtures("untraced")
 def test_lock_scenario_survives_sampled_cancel_and_loss_pairs(who: int) -> None:
     awaits_with_messages(Locks, who, stride=12)

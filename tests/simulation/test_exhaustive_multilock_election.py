@@ -149,8 +149,9 @@ def test_scenario_survives_every_lost_message(make: Make) -> None:
     assert every_message_lost(make) > 50
 
 
+@pytest.mark.extended
 @for_both_scenarios
-@pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("who", range(2))
 @pytest.mark.usefixtures("untraced")
 def test_scenario_survives_sampled_cancel_and_loss_pairs(make: Make, who: int) -> None:
     awaits_with_messages(make, who, stride=25)

@@ -149,7 +149,9 @@ def _spawn(process: Process, fn: Callable[[], Coroutine[Any, Any, object]]) -> N
     process.spawn(fn(), "resign")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(10, 20))]
+)
 def test_seed_keeps_leaders_and_holders_exclusive(seed: int) -> None:
     simulation = FaultSimulation(seed)
     simulation.run()

@@ -25,12 +25,14 @@ HARSH = {
 INSUFFICIENT_RULES = {"unfinished", "left running"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", PLANTED)
 @pytest.mark.usefixtures("untraced")
 def test_planted_bug_is_found_within_50_seeds(name):
     check_found(name, PLANTED[name]())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", HARSH)
 @pytest.mark.usefixtures("untraced")
 def test_planted_bug_is_found_within_50_harsh_seeds(name):

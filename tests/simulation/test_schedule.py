@@ -64,7 +64,13 @@ class Fleet:
 
 @pytest.mark.parametrize("use_timer", [True, False], ids=["run_due", "run"])
 @pytest.mark.parametrize("missed", ["skip", "last", "all"])
-@pytest.mark.parametrize("apart", [APART, [0.0, 0.0, 0.5]], ids=["minutes apart", "close"])
+@pytest.mark.parametrize(
+    "apart",
+    [
+        pytest.param(APART, id="minutes apart"),
+        pytest.param([0.0, 0.0, 0.5], id="close", marks=pytest.mark.extended),
+    ],
+)
 def test_every_tick_runs_once_whatever_the_clocks(missed, use_timer, apart):
     for seed in range(SEEDS):
         fleet = Fleet(seed, missed, use_timer, apart)

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from leasehold.client import acquire
+from leasehold.client import acquire, lease_document
 from leasehold.client.acquire import AcquireRequest
+from leasehold.client.any_of import _Member, _MemberSignal
 from leasehold.client.lease import BaseLease
 from leasehold.core import timing
 from leasehold.core.lock_state import LockState
@@ -119,6 +120,37 @@ def wrong_kind_admitted(_, lock_state, now, claim):
     lock_state.kind, lock_state.limit = claim.kind, claim.limit
 
 
+@bug(LockState, "set_limit")
+def smaller_limit_ignored(original, lock_state, context, limit):
+    if limit is not None and lock_state.holders and limit < lock_state.limit:
+        return True, []
+    return original(lock_state, context, limit)
+
+
+@bug(LockState, "set_limit")
+def larger_limit_wakes_no_waiter(original, lock_state, context, limit):
+    answer, _ = original(lock_state, context, limit)
+    return answer, []
+
+
+@bug(LockState, "_withdraw_reservation")
+def reservation_survives_a_smaller_limit(_, lock_state, entry):
+    """A waiter claims the reservation that it got under the larger limit."""
+
+
+@bug(LockState, "attempt")
+def claims_bring_their_own_limit(original, lock_state, context, claim, client):
+    """The limit that was set counts for some claims only: two limits at once."""
+    stored = lock_state.limit
+    if lock_state.limit_set and claim.kind == "semaphore":
+        lock_state.limit = claim.limit
+    try:
+        return original(lock_state, context, claim, client)
+    finally:
+        if lock_state.limit_set:
+            lock_state.limit = stored
+
+
 @bug(LockState, "_start_cooling")
 def delay_forgotten(original, lock_state, entry, until, delay):
     if delay:
@@ -167,6 +199,14 @@ def waiter_never_woken(original, registry, kind, *args):
         original(registry, kind, *args)
 
 
+@bug(MemoryEngine, "wait")
+async def waiter_forgotten_by_its_client(original, engine, claim, busy, seconds):
+    """The client drops a claim from its registry while a caller still waits for it."""
+    waiter = engine._registry.waiting.pop(claim.id_hash, None)
+    if waiter is not None:
+        await waiter.signal.wait(seconds)
+
+
 @bug(ClaimRegistry, "retry_release")
 def owed_release_forgotten(*_):
     """A release is sent once and never retried."""
@@ -207,6 +247,25 @@ def late_grant_handed_out() -> Iterator[None]:
 PLANTED["late_grant_handed_out"] = late_grant_handed_out
 
 
+@bug(lease_document, "_use_ticket")
+async def ticket_not_asked_for(*_):
+    """Whoever has the text goes on with the lease."""
+
+
+@bug(timing, "trusted_until")
+def strict_lease_kept_while_overdue(original, asked_at, ttl, drift, _strict):
+    return original(asked_at, ttl, drift, False)
+
+
+@bug(BaseLease, "_is_outdated")
+def ensured_life_shortened(original, lease, renewal, validity):
+    """The watchdog goes on to renew for the ttl of the lock, and counts from there."""
+    if not renewal.explicit and not original(lease, renewal, validity):
+        lease._validity = validity
+        lease._claim = lease._claim._replace(ttl=min(lease._claim.ttl, 1.0))
+    return original(lease, renewal, validity)
+
+
 @bug(AcquireRequest, "register")
 def counted_from_the_answer(original, request, claim, grant, asked_at, valid_until, connection_epoch):
     """The client counts the ttl from the reply, not from the request (E8)."""
@@ -220,8 +279,33 @@ def renewal_counted_from_the_answer(original, lease, renewal):
     original(lease, renewal._replace(asked_at=lease._core.runtime.now()))
 
 
+@bug(_Member, "leave")
+def other_queues_of_a_pool_not_left(_, member):
+    """After the grant of one name, the acquires of the others stay suspended, and their claims queued."""
+    member._left = True
+
+
+@bug(_MemberSignal, "set")
+def wake_up_of_a_pool_lost(_, signal):
+    """A notification marks the acquire of its name, and the caller sleeps on."""
+    signal.is_set = True
+
+
 # ------------------------------------------------------------------ what only harsh seeds find
 
+_VALID_UNTIL = timing.valid_until
+
+
+def _margin(share: Callable[[float], float]) -> Any:
+    """Make clients subtract another margin than their `drift`."""
+
+    def valid_until(asked_at: float, ttl: float, drift: float = timing.DRIFT) -> float:
+        return _VALID_UNTIL(asked_at, ttl, share(drift))
+
+    return patch.object(timing, "valid_until", valid_until)
+
+
 HARSH_ONLY: dict[str, Callable[[], Any]] = {
-    "margin_below_the_promised_drift": lambda: patch.object(timing, "DRIFT", 0.009)
+    "margin_below_the_promised_drift": lambda: _margin(lambda drift: drift * 0.9),
+    "drift_of_the_client_ignored": lambda: _margin(lambda _: timing.DRIFT),
 }
