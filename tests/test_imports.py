@@ -7,6 +7,7 @@ around it. The tables list what is allowed; everything else fails. A new module 
 import ast
 import graphlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "leasehold"
+HARNESS = ROOT / "harness"
 
 ANY_PART = {"*"}
 
@@ -25,6 +27,7 @@ _STANDARD = sys.stdlib_module_names | {"_sha2"}  # `_sha2` since 3.12
 # A part of leasehold (a module or package at the top) -> the parts it may import, apart from itself.
 # "runtime.base" allows just that module of a package.
 ALLOWED = {
+    "_version": set(),  # written when the package is built
     # values
     "model": set(),
     "errors": {"model"},
@@ -33,26 +36,42 @@ ALLOWED = {
     "events": {"model", "errors"},
     # pure decisions
     "core": {"errors", "model"},
-    "config": {"core", "errors", "events", "model"},
+    # passwords that change, and connection pools as a source of settings
+    "credentials": {"errors", "files", "runtime.base"},
+    "pools": {"credentials", "errors"},
+    "config": {"core", "credentials", "errors", "events", "model"},
     # the trace of a call, and the log lines of events
     "tracing": set(),
-    "log_lines": {"events", "tracing"},
+    "log_lines": {"core.texts", "events", "tracing"},
     # the only home of threads and event loops
     "runtime": {"core", "errors", "model"},
     # the engine interface and the engines: never the client
-    "engines": {"config", "core", "errors", "files", "model", "runtime.base", "runtime.net", "tracing"},
+    "engines": {
+        "config",
+        "core",
+        "credentials",
+        "errors",
+        "files",
+        "model",
+        "runtime.base",
+        "runtime.net",
+        "runtime.polling",
+        "tracing",
+    },
     # SQL through drivers that the caller chose
     "dbapi": {"errors", "runtime.base"},
     # what both APIs share: of the engines, only the interface
     "client": {
         "config",
         "core",
+        "credentials",
         "engines.base",
         "engines.registry",
         "errors",
         "events",
         "log_lines",
         "model",
+        "pools",
         "runtime.base",
     },
     # decided by records, not by locks
@@ -60,6 +79,7 @@ ALLOWED = {
         "client",
         "config",
         "core",
+        "credentials",
         "dbapi",
         "engines.base",
         "engines.etcd",  # stores use the connections of the engines
@@ -122,6 +142,7 @@ ALLOWED = {
     # checks at the protected resource: of the client they know only the lease they are given.
     # Exception: lock fences need to know where the engine keeps the lock's key.
     "fences": {
+        "config",
         "core",
         "dbapi",
         "engines.etcd.messages",
@@ -209,7 +230,7 @@ PROGRAMS = ("cli.bench", "cli.demo")
 FACADES = {"fences"}
 
 # Parts that may import third-party packages. `import leasehold` loads none of them.
-THIRD_PARTY = {"cli", "engines", "fences", "integrations", "records", "server", "telemetry", "testing"}
+THIRD_PARTY = {"cli", "engines", "fences", "integrations", "pools", "records", "server", "telemetry", "testing"}
 
 MAX_FOLDERS = 3  # below leasehold/: engines/etcd/grpc/frames.py is as deep as it gets
 DJANGO_COMMANDS = "management/commands"  # where Django looks for the commands of an application
@@ -377,6 +398,29 @@ def test_rule_breach_is_reported(tmp_path, file, text, complaint):
 def test_allowed_import_is_not_reported(tmp_path, file, text):
     make_source_tree(tmp_path, file, text)
     assert breaches(tmp_path) == []
+
+
+def unlisted(package: Path) -> list[str]:
+    """The files and packages in a package that the docstring of its `__init__.py` does not name."""
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    names = [path.name for path in package.iterdir() if path.suffix in (".py", ".lua", ".sql")]
+    names += [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
+    listed = set(re.findall(r"\w+(?:\.\w+|/)", docstring))
+    return [f"{package.name}/: {name}" for name in sorted(names) if name[:2] != "__" and name not in listed]
+
+
+def test_docstring_of_each_package_lists_its_modules():
+    packages = [path.parent for path in (*SOURCE.glob("*/**/__init__.py"), *HARNESS.rglob("__init__.py"))]
+    assert len(packages) > 30
+    found = [name for package in packages if "management" not in package.parts for name in unlisted(package)]
+    assert "\n".join(found) == ""
+
+
+def test_module_that_its_package_does_not_list_is_reported(tmp_path):
+    (tmp_path / "__init__.py").write_text('"""A package.\n\nlisted.py  a module\n"""')
+    for name in ("listed.py", "unlisted.py", "script.lua", "__main__.py"):
+        (tmp_path / name).touch()
+    assert unlisted(tmp_path) == [f"{tmp_path.name}/: script.lua", f"{tmp_path.name}/: unlisted.py"]
 
 
 def make_source_tree(source: Path, file: str, text: str) -> None:

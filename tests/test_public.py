@@ -29,6 +29,7 @@ NAMES = [
     "Conflict",
     "CurrentLease",
     "Deadlock",
+    "Deadlocked",
     "Election",
     "Event",
     "Holder",
@@ -78,7 +79,19 @@ each_api_pair = pytest.mark.parametrize(("api_class", "async_class"), API_PAIRS,
 
 BLOCKING_ONLY = {"as_threading"}
 # These call neither engine nor store.
-NEVER_AWAITED = {"lock", "rwlock", "semaphore", "multilock", "election", "locked", "read", "write", "lead", "observe"}
+NEVER_AWAITED = {
+    "lock",
+    "rwlock",
+    "semaphore",
+    "multilock",
+    "any_of",
+    "election",
+    "locked",
+    "read",
+    "write",
+    "lead",
+    "observe",
+}
 NEVER_AWAITED |= {"__init__", "__iter__", "once_per", "release_on_signal", "schedule", "status"}
 
 # ------------------------------------------------------------------------ names
@@ -173,6 +186,7 @@ def lock_builders(client):
         "lock()": lambda **options: client.lock("a", **options),
         "semaphore()": lambda **options: client.semaphore("a", 2, **options),
         "multilock()": lambda **options: client.multilock(["a"], **options),
+        "any_of()": lambda **options: client.any_of(["a"], **options),
         "election()": lambda **options: client.election("a", **options),
         "read()": lambda **options: client.rwlock("a").read(**options),
         "write()": lambda **options: client.rwlock("a").write(**options),
@@ -180,7 +194,7 @@ def lock_builders(client):
     }
 
 
-LOCK_BUILDERS = ["lock()", "semaphore()", "multilock()", "election()", "read()", "write()", "locked()"]
+LOCK_BUILDERS = ["lock()", "semaphore()", "multilock()", "any_of()", "election()", "read()", "write()", "locked()"]
 
 
 @pytest.fixture(params=[leasehold.Client, leasehold.AsyncClient])

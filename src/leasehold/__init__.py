@@ -9,6 +9,7 @@ with leasehold.Client("memory://") as client:
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from leasehold._version import __version__ as __version__
 from leasehold.blocking import (
     Client,
     Election,
@@ -22,12 +23,13 @@ from leasehold.blocking import (
     optimistic,
 )
 from leasehold.client.lease import LeaseState
+from leasehold.config import advise_ttl
 from leasehold.core.deadlocks import Deadlock
-from leasehold.core.timing import advise_ttl
 from leasehold.environment import CurrentLease, current_lease
 from leasehold.errors import (
     ConfigError,
     Conflict,
+    Deadlocked,
     LeaseholdError,
     LeaseLost,
     Mismatch,
@@ -56,8 +58,6 @@ if TYPE_CHECKING:
         optimistic_async,
     )
 
-__version__ = "0.1.0"
-
 __all__ = [
     "AsyncClient",
     "AsyncElection",
@@ -73,6 +73,7 @@ __all__ = [
     "Conflict",
     "CurrentLease",
     "Deadlock",
+    "Deadlocked",
     "Election",
     "Event",
     "Holder",

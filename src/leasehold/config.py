@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasehold.core import timing
 from leasehold.core.names import check_namespace
+from leasehold.credentials import Password, PasswordArgument, file_password
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
 from leasehold.model import Traits
@@ -34,12 +35,15 @@ SCHEME_ALIASES: Final = {
 }
 _SCHEMES_WITHOUT_CREDENTIALS: Final = frozenset({"memory", "sqlite"})
 
+_SCHEMES_WITH_API_KEYS: Final = frozenset({"http", "https"})
+
 DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks do not exclude other users
 
 
 # Seconds, or a text such as "30s", "10m" or "1h30m".
 Duration: TypeAlias = float | str | timedelta
 OnUnavailable: TypeAlias = Literal["raise", "wait", "run"]
+OnDeadlock: TypeAlias = Literal["wait", "raise"]
 MAX_GROUP: Final = 80  # characters
 DAY: Final = 86_400.0  # the longest ttl, unless `max_ttl` is given: a mistyped one would block a name for as long
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?", re.ASCII)
@@ -65,9 +69,13 @@ class EngineConfig:
     target: str = field(repr=False)  # everything between `scheme://` and `?`, decoded
     options: Mapping[str, str] = field(repr=False)
     call_timeout: float = 5.0
+    password: Password | None = None  # of the option `password_file` or of `Client(password=...)`; not that in the URL
+    drift: float = timing.DRIFT
 
     @classmethod
-    def parse(cls, url: str, call_timeout: float) -> EngineConfig:
+    def parse(
+        cls, url: str, call_timeout: float, drift: float = timing.DRIFT, password: PasswordArgument | None = None
+    ) -> EngineConfig:
         """Split a URL. No part of one that cannot be parsed is shown: a character of the password that was not escaped
         may have made any part of it something else."""
         if not isinstance(url, str) or not (found := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", url, re.DOTALL)):
@@ -92,8 +100,23 @@ class EngineConfig:
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):
             raise ConfigError(f"an option is given twice in this {scheme}:// URL")
-        target = unquote(remainder.partition("?")[0])
-        return cls(f"{scheme}://{remainder}", scheme, target, MappingProxyType(dict(pairs)), call_timeout)
+        target, options = unquote(remainder.partition("?")[0]), dict(pairs)
+        given = None if password is None else Password(password, "password=")
+        if given is not None and scheme in _SCHEMES_WITHOUT_CREDENTIALS:
+            raise ConfigError(f"{scheme}:// has no password: leave password= out")
+        if scheme not in (*_SCHEMES_WITHOUT_CREDENTIALS, *_SCHEMES_WITH_API_KEYS) and "password_file" in options:
+            if given is not None:
+                raise ConfigError(f"this {scheme}:// URL has password_file=: give either that or password=")
+            given = file_password(options.pop("password_file"))
+        return cls(f"{scheme}://{remainder}", scheme, target, MappingProxyType(options), call_timeout, given, drift)
+
+    def password_or(self, in_url: str) -> Password:
+        """The password for new connections. `in_url`: the one that is written in the URL, decoded."""
+        if self.password is None:
+            return Password(in_url, "the URL")
+        if in_url:
+            raise ConfigError(f"this {self.scheme}:// URL has a password: remove it, or password= or password_file=")
+        return self.password
 
     def accept(self, **converters: Callable[[str], T]) -> dict[str, T]:
         """The URL's options after conversion. An unknown option is a ConfigError that lists the known ones.
@@ -149,6 +172,8 @@ class ClientOptions:
     on_event: Hook | None = None
     max_ttl: float = DAY
     breaker: bool = False
+    password: PasswordArgument | None = field(default=None, repr=False)
+    drift: float = timing.DRIFT
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
@@ -160,6 +185,7 @@ class ClientOptions:
         _check_label("holder", self.holder)
         if not isinstance(self.breaker, bool):
             raise ConfigError(f"breaker must be True or False, not {_shorten(self.breaker)}")
+        timing.check_drift(self.drift)
 
     def engine_config(self) -> EngineConfig:
         url, source = self.url, "the URL"
@@ -167,7 +193,7 @@ class ClientOptions:
             url, source = os.environ.get(URL_VARIABLE, DEFAULT_URL), f"${URL_VARIABLE}"
         if isinstance(url, str) and not url.strip():  # a variable that is not set: never silently another engine
             raise ConfigError(f"{source} is empty: set it to an engine's URL, or leave it out to use {DEFAULT_URL}")
-        return EngineConfig.parse(url, self.call_timeout)
+        return EngineConfig.parse(url, self.call_timeout, self.drift, self.password)
 
 
 class LockArguments(TypedDict, total=False):
@@ -184,6 +210,8 @@ class LockArguments(TypedDict, total=False):
     require: Collection[str]  # traits the engine must promise, or the lock is refused
     on_unavailable: OnUnavailable  # if the engine does not answer: raise, wait, or run without any guarantee
     group: str | None  # the label `group` of its metrics; None: the name without its ids
+    strict: bool  # the lease is lost at the first renewal that fails or is overdue, instead of AT_RISK
+    on_deadlock: OnDeadlock  # if waiting for it is a deadlock: wait on, or search for deadlocks and raise
 
 
 # Arguments of other lock libraries, and ours for the same.
@@ -245,6 +273,8 @@ class LockOptions:
     require: frozenset[str] = frozenset()
     on_unavailable: OnUnavailable = "raise"
     group: str | None = None
+    strict: bool = False
+    on_deadlock: OnDeadlock = "wait"
 
     def __post_init__(self) -> None:
         check_ttl(self.ttl, timing.NEVER)
@@ -258,9 +288,14 @@ class LockOptions:
         _check_label("holder", self.holder)
         _check_label("purpose", self.purpose)
         _check_label("group", self.group, MAX_GROUP)
+        if not isinstance(self.strict, bool):
+            raise ConfigError(f"strict must be True or False, not {_shorten(self.strict)}")
         if self.on_unavailable not in get_args(OnUnavailable):
             known = ", ".join(get_args(OnUnavailable))
             raise ConfigError(f"on_unavailable must be one of {known}, not {_shorten(self.on_unavailable)}")
+        if self.on_deadlock not in get_args(OnDeadlock):
+            known = ", ".join(get_args(OnDeadlock))
+            raise ConfigError(f"on_deadlock must be one of {known}, not {_shorten(self.on_deadlock)}")
         if self.on_unavailable == "run" and "fencing" in self.require:
             raise ConfigError(
                 'on_unavailable="run" cannot be combined with require={"fencing"}: a lease that the engine did not '
@@ -277,6 +312,7 @@ REQUIREMENTS: Final[Mapping[str, Callable[[Traits], bool]]] = MappingProxyType(
         "slots": lambda traits: traits.slots,
         "outlives": lambda traits: traits.outlives,
         "break-notice": lambda traits: traits.break_notice,
+        "resizable": lambda traits: traits.resizable,
         "engine-clock": lambda traits: traits.clock == "engine",
         "survives-restart": lambda traits: traits.survives in ("restart", "minority"),
         "survives-minority": lambda traits: traits.survives == "minority",
@@ -321,6 +357,23 @@ def check_ttl(ttl: Duration, max_ttl: float = DAY) -> float:
             "if you want that, pass max_ttl= to the client"
         )
     return seconds
+
+
+def advise_ttl(work: Duration, network: Duration, safety: float = 3.0, drift: float = timing.DRIFT) -> float:
+    """A ttl in seconds that survives `safety` times the worst case between two renewals.
+
+    work     the longest your program may not run at all: a pause of its garbage collector or its virtual machine, a C
+             call that keeps the interpreter lock; for a lease that is not renewed, the longest the work takes
+    network  the longest a call to the engine may take, including a change of its leader or master
+    safety   how many such cases in a row the lease must survive; at least 1
+    drift    how far your clocks may drift apart, as a share of the time measured: the `drift` of the client
+
+    Never less than a second. A longer ttl has one cost: a holder that dies keeps the name for that long.
+    """
+    seconds = check_seconds("work of advise_ttl", work) + check_seconds("network of advise_ttl", network)
+    if not 1 <= safety < 1e9:
+        raise ConfigError(f"safety of advise_ttl must be at least 1, not {safety!r}")
+    return max(1.0, safety * seconds / (1 - timing.check_drift(drift)))
 
 
 def check_wait(wait: Duration | None) -> float | None:

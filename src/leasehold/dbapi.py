@@ -169,6 +169,15 @@ def render(statement: str, placeholder: str) -> tuple[str, Sequence[str]]:
     return _LEXEME.sub(substitute, escaped), names
 
 
+class Hidden(str):
+    """A value that errors and logs do not show: those of SQLAlchemy have the parameters of the statement."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
+
+
 async def run(connection: Any, database: Database, statement: str, values: Values) -> Result:
     """Run a statement with `:name` parameters. Rows are sequences, whatever the connection makes of them."""
     text, names = render(statement, database.placeholder)

@@ -2,6 +2,7 @@
 
     LeaseholdError
     ├── NotAcquired   (also TimeoutError)   another claim holds the name; wait longer, or try later
+    │   └── Deadlocked                      its holder waits, directly or not, for what this caller holds
     ├── LeaseLost                           stop working on what the lock protects
     ├── Unavailable                         the engine did not answer; the outcome is unknown
     ├── Unsupported                         this engine cannot do what was asked; refused when built
@@ -12,19 +13,21 @@
     ├── RunFailed                           an earlier run failed, and its failure is kept
     └── ConfigError   (also ValueError)     a bad argument, URL or name; nothing was done
 
-Each error has fields, shows them in its text, and survives pickling. No error carries a claim's secret id or a URL's
-password.
+Each error has fields, shows them in its text, and survives pickling. Serialisers that keep no more than the class and
+`args`, such as Celery's JSON, keep the fields too. No error carries a claim's secret id or a URL's password.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from leasehold.model import Holder, Reason
 
 __all__ = [
     "ConfigError",
     "Conflict",
+    "Deadlocked",
     "LeaseLost",
     "LeaseholdError",
     "Mismatch",
@@ -37,43 +40,85 @@ __all__ = [
 ]
 
 
+_MAX_REFUSALS = 10  # of names, that the text of an error of `any_of` lists
+
+
+def escape(text: str) -> str:
+    """Escape what is not printable: control characters, bidirectional controls, line separators, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
+
+
 class LeaseholdError(Exception):
     """The base class of every error that Leasehold raises."""
 
+    _text: str | None = None
+
+    def __init__(self, text: str = "", *fields: object) -> None:
+        """`fields`: what to pass to the class, in order, for an equal error. Default: the text."""
+        super().__init__(text)
+        if fields:
+            self._text, self.args = text, fields
+
+    def __str__(self) -> str:
+        """On one line and printable: it may have a name or label that another program chose."""
+        return escape(super().__str__() if self._text is None else self._text)
+
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only fields are not in `args`, so pickle's default would lose them.
-        return _rebuild, (type(self), str(self), self.__dict__.copy())
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
 
 
-def _rebuild(kind: type[LeaseholdError], text: str, fields: dict[str, object]) -> LeaseholdError:
-    error = kind.__new__(kind)
-    Exception.__init__(error, text)
-    error.__dict__.update(fields)
+def _rebuild(kind: type[LeaseholdError], args: tuple[object, ...], attributes: dict[str, object]) -> LeaseholdError:
+    error = kind.__new__(kind)  # the attributes may be more than its __init__ knows, such as notes
+    error.args = args
+    error.__dict__.update(attributes)
     return error
 
 
 class NotAcquired(LeaseholdError, TimeoutError):
-    """The name did not become free within `wait`. Says who holds it, as far as the engine knows."""
+    """The name did not become free within `wait`. Says who holds it, as far as the engine knows.
+
+    `refusals`: if the lock was that of `any_of`, the errors of its names, one each."""
 
     def __init__(
         self,
         name: str,
-        *,
         holder: Holder | None = None,
         token: int | None = None,
         left: float | None = None,
         position: int | None = None,
         waited: float = 0.0,
+        refusals: Sequence[NotAcquired | Sequence[Any]] = (),
     ) -> None:
+        """`refusals`: errors, or the `args` of each."""
         self.name, self.token, self.left, self.position, self.waited = name, token, left, position, waited
-        self.holder = holder.label if holder else None
-        self.host = holder.host if holder else None
-        self.pid = holder.pid if holder else None
-        self.purpose = holder.purpose if holder else None
-        super().__init__(self.situation() + ("" if waited > 0 else "; pass wait=SECONDS to queue for it"))
+        self.refusals = tuple(each if isinstance(each, NotAcquired) else NotAcquired(*each) for each in refusals)
+        self.holder: str | None
+        self.host: str | None
+        self.pid: int | None
+        self.purpose: str | None
+        self.holder, self.host, self.pid, self.purpose = holder or (None, None, None, None)
+        what = "them" if refusals else "it"
+        text = self.situation() + ("" if waited > 0 else f"; pass wait=SECONDS to queue for {what}")
+        super().__init__(text, name, holder, token, left, position, waited, [each.args for each in self.refusals])
 
     def situation(self) -> str:
         """Who holds the name, with everything an operator needs to find that process; without advice."""
+        if self.refusals:
+            held = "; ".join(refusal.holding() for refusal in self.refusals[:_MAX_REFUSALS])
+            more = len(self.refusals) - _MAX_REFUSALS
+            text = f"none of {len(self.refusals)} names is free: {held}" + (f"; and {more} more" if more > 0 else "")
+            return text + (f"; gave up after {self.waited:.1f} s" if self.waited > 0 else "")
+        text = self.holding()
+        if self.waited > 0:
+            text += f"; gave up after {self.waited:.1f} s"
+            if self.position is not None:
+                text += f" {describe_position(self.position)}"
+        return text
+
+    def holding(self) -> str:
+        """Who holds the name."""
         who = f"is held by {self.holder}" if self.holder else "is not free"
         facts = []
         if self.pid and f"{self.host}:{self.pid}" != self.holder:
@@ -84,16 +129,25 @@ class NotAcquired(LeaseholdError, TimeoutError):
             facts.append(f"token {self.token}")
         if self.left is not None:
             facts.append(f"{self.left:.1f} s left unless renewed")
-        text = f"{self.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
-        if self.waited > 0:
-            text += f"; gave up after {self.waited:.1f} s"
-            if self.position is not None:
-                text += f" {describe_position(self.position)}"
-        return text
+        return f"{self.name} {who}" + (f" ({', '.join(facts)})" if facts else "")
 
 
 def describe_position(position: int) -> str:
     return f"at position {position} in the queue ({f'{position} ahead' if position else 'next'})"
+
+
+class Deadlocked(NotAcquired):
+    """The caller waited in a cycle, for ever. For locks with `on_deadlock="raise"`. `cycle` describes it; `names` are
+    those that its members wait for. Release what you hold, and try again."""
+
+    def __init__(self, name: str, cycle: str, names: tuple[str, ...] = ()) -> None:
+        self.cycle, self.names = cycle, names
+        super().__init__(name)
+        self.args = (name, cycle, names)
+        self._text = (
+            f"waiting for {name} is a deadlock: {cycle}; release what this thread or task holds and try again, or take "
+            "all names at once with multilock"
+        )
 
 
 class LeaseLost(LeaseholdError):
@@ -108,14 +162,14 @@ class LeaseLost(LeaseholdError):
         "forked": "it belongs to the parent of this forked process",
         "unknown": "the engine no longer knows it",
         "released": "it was released",
+        "taken_over": "another process took it over, or the time to take it over has passed",
     }
 
-    def __init__(self, name: str, *, reason: Reason = "unknown", token: int | None = None) -> None:
+    def __init__(self, name: str, reason: Reason = "unknown", token: int | None = None) -> None:
         self.name, self.reason, self.token = name, reason, token
         with_token = f" (token {token})" if token else ""
-        super().__init__(
-            f"the lease of {name}{with_token} is lost: {self.EXPLANATIONS[reason]}; stop the work it protects"
-        )
+        text = f"the lease of {name}{with_token} is lost: {self.EXPLANATIONS[reason]}; stop the work it protects"
+        super().__init__(text, name, reason, token)
 
 
 class Unavailable(LeaseholdError):
@@ -128,14 +182,13 @@ class Unavailable(LeaseholdError):
     def __init__(
         self,
         text: str,
-        *,
         engine: str = "",
         seconds: float | None = None,
         retry_in: float | None = None,
         no_majority: bool = False,
     ) -> None:
         self.engine, self.seconds, self.retry_in, self.no_majority = engine, seconds, retry_in, no_majority
-        super().__init__(text)
+        super().__init__(text, text, engine, seconds, retry_in, no_majority)
 
 
 class NotSent(Unavailable):
@@ -152,60 +205,64 @@ class Reentered(Unavailable):
         super().__init__("called from a finaliser or signal handler while the same thread was inside the engine")
 
 
+class TransactionOpen(Unavailable):
+    """The engine answered: a transaction of the caller, which is still open, decides about the lease. As after any
+    `Unavailable`, the release is retried later."""
+
+
 class Unsupported(LeaseholdError):
     """The engine, as configured, does not promise what the lock needs. Raised when the lock is built."""
 
-    def __init__(self, text: str, *, engine: str = "", missing: tuple[str, ...] = ()) -> None:
-        self.engine, self.missing = engine, missing
-        super().__init__(text)
+    def __init__(self, text: str, engine: str = "", missing: Sequence[str] = ()) -> None:
+        self.engine, self.missing = engine, tuple(missing)
+        super().__init__(text, text, engine, self.missing)
 
 
 class Mismatch(LeaseholdError):
     """The name is in use with another kind or limit: two callers disagree about what it is."""
 
-    def __init__(self, name: str, *, wanted: str, found: str, advice: str = "") -> None:
+    def __init__(self, name: str, wanted: str, found: str, advice: str = "") -> None:
         self.name, self.wanted, self.found = name, wanted, found
         advice = advice or "use one kind and one limit for a name, or wait until it is idle"
-        super().__init__(f"{name} is in use as a {found}, this call wants a {wanted}: {advice}")
+        text = f"{name} is in use as a {found}, this call wants a {wanted}: {advice}"
+        super().__init__(text, name, wanted, found, advice)
 
 
 class SelfDeadlock(LeaseholdError, RuntimeError):
     """This thread or task already holds the name, so waiting for it would never end."""
 
-    def __init__(self, name: str, *, token: int | None = None, why: str = "") -> None:
+    def __init__(self, name: str, token: int | None = None, why: str = "") -> None:
         self.name, self.token = name, token
-        super().__init__(
-            f"{name} is already held by this thread or task"
-            + (f" (token {token})" if token else "")
-            + (f": {why}" if why else "")
-        )
+        with_token, reason = f" (token {token})" if token else "", f": {why}" if why else ""
+        super().__init__(f"{name} is already held by this thread or task{with_token}{reason}", name, token, why)
 
 
 class StaleToken(LeaseholdError):
     """A protected resource has seen a higher token, so the lease with this token is over. Nothing was written."""
 
-    def __init__(self, resource: str, *, token: int, highest: int, slot: int | None = None) -> None:
+    def __init__(self, resource: str, token: int, highest: int, slot: int | None = None) -> None:
         self.resource, self.token, self.highest, self.slot = resource, token, highest, slot
         where = resource if slot is None else f"{resource}, slot {slot},"
-        super().__init__(
-            f"{where} refused token {token}: it has seen {highest}; the lease with the lower token is over"
-        )
+        text = f"{where} refused token {token}: it has seen {highest}; the lease with the lower token is over"
+        super().__init__(text, resource, token, highest, slot)
 
 
 class Conflict(LeaseholdError):
     """The value changed after it was read; nothing was written. A function given to `optimistic` may raise it too."""
 
-    def __init__(self, name: str = "", *, text: str = "", attempts: int = 1, found: str = "") -> None:
+    def __init__(self, name: str = "", text: str = "", attempts: int = 1, found: str = "") -> None:
         self.name, self.attempts, self.found = name, attempts, found
-        super().__init__(text or f"{name or 'it'} was changed by another writer in the meantime: read it again")
+        text = text or f"{name or 'it'} was changed by another writer in the meantime: read it again"
+        super().__init__(text, name, text, attempts, found)
 
 
 class RunFailed(LeaseholdError):
     """An earlier run of the key failed. With `on_failure="keep"` every caller gets this until the record expires."""
 
-    def __init__(self, key: str, *, error: str, token: int | None = None) -> None:
+    def __init__(self, key: str, error: str, token: int | None = None) -> None:
         self.key, self.error, self.token = key, error, token
-        super().__init__(f"{key} already ran and failed ({error}); it is not run again while the failure is kept")
+        text = f"{key} already ran and failed ({error}); it is not run again while the failure is kept"
+        super().__init__(text, key, error, token)
 
 
 class ConfigError(LeaseholdError, ValueError):
@@ -214,3 +271,5 @@ class ConfigError(LeaseholdError, ValueError):
 
 class AccessDenied(ConfigError):
     """The engine does not permit this user to do it. Raised as a `ConfigError`; the command line exits with 77."""
+
+    _nothing_done = False  # True: certainly, so nothing must be undone

@@ -30,6 +30,7 @@ EventKind: TypeAlias = Literal[
     "released",  # `seconds` held
     "release_pending",  # a release could not be confirmed; the watchdog retries it
     "broken",  # this client broke another holder's lock
+    "resized",  # this client set the limit of a semaphore; `limit` is None if it removed it
     "stale_token",  # a fence refused a token; `seen` is the highest token it has seen
     "ran",  # `once` ran its function and recorded the result; `seconds` it took
     "replayed",  # `once` returned a stored result
@@ -72,10 +73,11 @@ class Event(NamedTuple):
     purpose: str | None = None  # the lock's, display only
     fence: FenceKind | None = None
     seen: int | None = None  # the highest token that the fence has seen
-    actor: str | None = None  # who broke the lock
+    actor: str | None = None  # who broke the lock, or set its limit
     why: str | None = None  # and the reason that was given
     group: str | None = None  # for metrics, if the lock was built with one
     position: int | None = None  # how many waiters were ahead when the acquire joined the queue
+    limit: int | None = None  # that was set
 
 
 Hook: TypeAlias = Callable[[Event], None]

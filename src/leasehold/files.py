@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 import secrets
 import stat
 import sys
@@ -34,7 +33,11 @@ TEMPORARY_PREFIX: Final = ".leasehold-"
 
 _MAX_LINKS: Final = 40  # as the kernel allows
 # O_PATH needs no right to read the folders on the way.
-_FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_PATH if sys.platform == "linux" else 0)
+_FOLDER: Final = (
+    0
+    if sys.platform == "win32"
+    else os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_PATH if sys.platform == "linux" else 0)
+)
 
 
 class NotPrivate(ConfigError):
@@ -161,6 +164,8 @@ class Folder:
 def open_folder(path: str, *, private: bool = False) -> Folder:
     """Open a folder, following only links that no other user can change. Raises ConfigError, for `private` also
     NotPrivate; OSError if there is no such folder."""
+    if sys.platform == "win32":
+        raise ConfigError(f"{path}: Leasehold cannot check on Windows who may change files, so it opens none here")
     parts = os.path.abspath(path).split("/")[:0:-1]  # the next one is the last
     folder, links = Folder(os.open("/", _FOLDER), "/"), 0
     try:
@@ -278,6 +283,8 @@ def _unmapped_user() -> int:
 
 def _user_name(uid: int) -> str:
     try:
+        import pwd  # Windows has none
+
         return f"user {pwd.getpwuid(uid).pw_name}"
     except KeyError:
         return f"user {uid}"

@@ -11,6 +11,7 @@ from logging import DEBUG, INFO, WARNING
 from typing import Any, Final, NamedTuple
 
 from leasehold import tracing
+from leasehold.core.texts import escape
 from leasehold.events import Event, EventKind
 
 _log = logging.getLogger("leasehold")
@@ -46,6 +47,7 @@ _LINES: Final[dict[EventKind, _Line]] = {
         ("name", "reason"),
     ),
     "broken": _Line(INFO, "%s broke the lock %s (token %s): %s", ("actor", "name", "token", "why")),
+    "resized": _Line(INFO, "%s set the limit of %s to %s: %s", ("actor", "name", "limit", "why")),
     "stale_token": _Line(WARNING, "the token %s was refused: %s", ("token", "reason")),
     "ran": _Line(DEBUG, "ran %s once (token %s) in %.3f s", ("name", "token", "seconds")),
     "replayed": _Line(DEBUG, "returned the stored result of %s (token %s)", ("name", "token")),
@@ -65,7 +67,8 @@ def is_logged(kind: EventKind) -> bool:
 def log_event(event: Event) -> None:
     line = _LINES[event.kind]
     level = INFO if event.reason == "max_hold" else line.level  # asked for, so no reason to worry
-    arguments = [getattr(event, field) for field in line.fields]
+    found = [getattr(event, field) for field in line.fields]
+    arguments = [escape(value) if isinstance(value, str) else value for value in found]
     _log.log(level, line.text, *arguments, extra=extra(**fields_of(event)))
 
 

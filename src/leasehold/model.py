@@ -12,7 +12,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 Mode: TypeAlias = Literal["exclusive", "shared"]
 Kind: TypeAlias = Literal["lock", "semaphore"]
 HoldingState: TypeAlias = Literal["held", "reserved", "cooling", "waiting", "passed over"]
-Reason: TypeAlias = Literal["expired", "broken", "unreachable", "stalled", "max_hold", "forked", "unknown", "released"]
+Reason: TypeAlias = Literal[
+    "expired", "broken", "unreachable", "stalled", "max_hold", "forked", "unknown", "released", "taken_over"
+]
 
 
 NO_MIN_HOLD: Final = -1.0  # `Claim.min_hold` of a release without work done under the grant
@@ -158,6 +160,7 @@ class Traits:
     slots: bool = True  # permits are numbered, so they can be fenced one by one
     outlives: bool = True  # a grant may outlive its client (min_hold, delay, `leasehold acquire`)
     break_notice: bool = True  # a break is pushed to the holder
+    resizable: bool = True  # the limit of a semaphore can be changed while it is in use (set_limit)
     min_ttl: float = 0.0  # the engine raises a shorter ttl to this
     ttl_step: float = 0.0  # the engine rounds a ttl up to a multiple of this; 0: it does not round
     survives: Literal["nothing", "restart", "minority"]

@@ -41,8 +41,9 @@ def test_namespaces_are_isolated(bench) -> None:
     ("url", "says"),
     [
         ("redys://h", r"no engine for redys:// \(did you mean redis://\?\); known: .*memory://"),
+        ("valky://h", r"no engine for valky:// \(did you mean valkey://\?\); known: "),
         ("nonsense", "has no"),
-        (7, "has no"),
+        (7, "not an object of type int"),
         ("memory://?durable=yes", "option 1 of this memory:// URL does not exist; known options: none"),
         ("sqlite://?durably=yes", r"option 1 of this sqlite:// URL does not exist \(did you mean durable\?\)"),
         ("p@ss://word", "an engine URL looks like"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 from dataclasses import replace
@@ -97,7 +98,7 @@ def test_failing_event_hook_does_not_affect_the_lock(bench, caplog) -> None:
     assert "the on_event hook failed on attempted of a" in caplog.text
 
 
-def test_errors_survive_pickling(bench) -> None:
+def test_errors_survive_pickling_and_celerys_json(bench) -> None:
     held = bench.client(holder="h").lock("a").acquire()
     with pytest.raises(NotAcquired) as busy:
         bench.client().lock("a").acquire(wait=0)
@@ -110,9 +111,22 @@ def test_errors_survive_pickling(bench) -> None:
         leasehold.Mismatch("a", wanted="lock", found="semaphore of 2"),
         leasehold.SelfDeadlock("a", token=3),
         leasehold.StaleToken("file", token=3, highest=4),
+        leasehold.Conflict("a", attempts=3),
+        leasehold.RunFailed("k", error="ValueError", token=3),
         ConfigError("bad"),
     ]
     for error in errors:
-        again = pickle.loads(pickle.dumps(error))
-        assert (type(again), str(again), again.__dict__) == (type(error), str(error), error.__dict__)
-        assert isinstance(again, leasehold.LeaseholdError)
+        by_args = type(error)(*json.loads(json.dumps(error.args)))  # what Celery keeps of an error
+        for again in (pickle.loads(pickle.dumps(error)), by_args):
+            assert (type(again), str(again)) == (type(error), str(error))
+            assert again.__dict__ == error.__dict__
+            assert isinstance(again, leasehold.LeaseholdError)
+
+
+def test_error_with_a_note_and_further_attributes_survives_pickling() -> None:
+    error = LeaseLost("a", reason="broken")
+    error.add_note("in the nightly report")
+    error.job = 7  # type: ignore[attr-defined]
+    again = pickle.loads(pickle.dumps(error))
+    assert again.__notes__ == ["in the nightly report"]
+    assert again.job == 7

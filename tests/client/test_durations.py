@@ -9,7 +9,7 @@ from math import inf, nan
 import click
 import pytest
 
-from leasehold import Client, ConfigError
+from leasehold import Client, ConfigError, Conflict, advise_ttl, fences, optimistic
 from leasehold.cli.options import seconds
 from leasehold.config import EngineConfig, check_seconds, parse_duration
 from leasehold.engines.zookeeper.url import parse_url
@@ -79,6 +79,34 @@ def test_once_and_schedules_take_durations() -> None:
         client.schedule("job", "1h", offset="5m", late=timedelta(minutes=1))
         with pytest.raises(ConfigError, match="keep"):
             client.once("k", lambda: 1, keep="soon")
+
+
+def test_optimistic_and_advise_ttl_take_durations() -> None:
+    answers = [Conflict("row"), Conflict("row"), "done"]
+
+    def work() -> object:
+        if isinstance(answer := answers.pop(0), Conflict):
+            raise answer
+        return answer
+
+    assert optimistic(work, pause="1ms", most_pause=timedelta(milliseconds=2)) == "done"
+    assert advise_ttl("9s", timedelta(seconds=1), 1, drift=0.5) == 20
+
+
+def test_fences_take_durations(tmp_path) -> None:
+    fences.File(tmp_path / "a", wait="1m").write(5, "text")
+    makers = (
+        lambda seconds: fences.File(tmp_path / "a", wait=seconds),
+        lambda seconds: fences.HTTPFence("http://127.0.0.1:1/", timeout=seconds),
+        lambda seconds: fences.HTTPObjects("http://127.0.0.1:1/", timeout=seconds),
+        lambda seconds: fences.EtcdFence("http://127.0.0.1:1", "k", timeout=seconds),
+        lambda seconds: fences.EtcdLockFence("http://127.0.0.1:1", "k", lock="a", timeout=seconds),
+        lambda seconds: fences.WSGIFence(print, wait=seconds),
+    )
+    for make in makers:
+        make(timedelta(seconds=2))
+        with pytest.raises(ConfigError, match="must be seconds, or a text such as"):
+            make("2 seconds")
 
 
 def test_url_option_takes_a_duration() -> None:

@@ -51,6 +51,7 @@ def test_exit_refuses_new_attempts_of_daemon_threads(exiting) -> None:
         assert client.inspect() == []
 
 
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread in exit handlers")
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
 def test_exit_handlers_of_the_program_may_still_lock(scheme, tmp_path) -> None:
     """Those registered before the import of Leasehold run after its own exit handler."""

@@ -138,6 +138,23 @@ def test_slow_grant_is_renewed_at_once_only_the_first_time(bench, wait_until, to
     assert probe.renewed_at(other) == at
 
 
+def test_slow_grant_is_renewed_at_once_if_watchdog_wakes_soon(bench, wait_until) -> None:
+    """A watchdog that was to wake for something else before the renewal was due renewed a slow grant only then."""
+    client, call = bench.client(), bench.transport.call
+    other = client.lock("a", ttl=30).acquire()
+    wait_until(lambda: probe.watchdog_sleeps(client))
+
+    def slow(verb, args, deadline):
+        if verb == "attempt":
+            bench.clock.at += 5  # without waking the watchdog
+        return call(verb, args, deadline)
+
+    bench.transport.call = slow
+    lease = client.lock("b", ttl=60).acquire()
+    wait_until(lambda: probe.renewed_at(lease) == 1005)
+    assert probe.renewed_at(other) == 1000
+
+
 def test_failed_renewal_is_retried_at_shrinking_intervals(bench, wait_until) -> None:
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
@@ -256,6 +273,28 @@ def test_first_waiter_after_idle_time_sends_no_heartbeat_at_once(bench, wait_unt
     watched.release()
 
 
+def test_waiter_that_joined_after_another_left_sends_no_heartbeat_at_once(bench, monkeypatch) -> None:
+    client = bench.client()
+    registry, watchdog, sent = probe.registry(client), probe.watchdog(client), list[str]()
+    registry.wake_watchdog = lambda _at: None  # keeps the watchdog's thread asleep
+
+    async def send_renewals(_runtime, claims):
+        sent.extend(claim.name for claim in claims)
+        return [Alive(15, 4)] * len(claims)
+
+    monkeypatch.setattr(watchdog, "_send_renewals", send_renewals)
+    for name in ("first", "second"):
+        registry.add_waiter(Claim("", name, name, name, Holder("-"), 30), watchdog._runtime)
+        run_sync(watchdog._send_heartbeats(watchdog._runtime))
+        bench.clock.advance(4)
+        registry.remove_waiter("first")
+    run_sync(watchdog._send_heartbeats(watchdog._runtime))  # the heartbeat of the first would have been due
+    assert sent == []
+    bench.clock.advance(1)
+    run_sync(watchdog._send_heartbeats(watchdog._runtime))
+    assert sent == ["second"]
+
+
 def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
     held = bench.client().lock("a", ttl=100).acquire()
     client = bench.client()
@@ -287,7 +326,7 @@ def test_heartbeat_wakes_only_waiters_that_must_attempt(bench, monkeypatch) -> N
         return list(replies.values())
 
     monkeypatch.setattr(watchdog, "_send_renewals", send_renewals)
-    watchdog._next_heartbeat_at = 0.0
+    bench.clock.advance(5)
     run_sync(watchdog._send_heartbeats(watchdog._runtime))
     assert [waiter.claim.name for waiter in waiters if waiter.woken] == ["head", "turn", "gone"]
 

@@ -129,7 +129,7 @@ def test_log_handler_that_raises_does_not_stop_other_callbacks(bench, wait_until
         log.removeHandler(handler)
 
 
-def test_close_does_not_wait_when_the_watchdogs_engine_fails_to_close(bench, monkeypatch, wait_until) -> None:
+def test_close_does_not_wait_when_the_watchdogs_engine_fails_to_close(bench, monkeypatch, wait_until, caplog) -> None:
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
     watchdog = probe.watchdog(client)
@@ -144,6 +144,7 @@ def test_close_does_not_wait_when_the_watchdogs_engine_fails_to_close(bench, mon
     monkeypatch.setattr(watchdog._engine, "close", fail)
     run_sync(watchdog.stop(0.0))
     wait_until(lambda: run_sync(watchdog._stopped_signal.wait(0.0)))
+    wait_until(lambda: "could not close the watchdog's connections" in caplog.text)  # and the thread did not die of it
 
 
 def test_log_handler_that_blocks_does_not_stop_renewals(bench, wait_until, on_at_risk_log) -> None:

@@ -29,6 +29,47 @@ def semaphore_grants_one_permit_too_many(patch: Patch) -> None:
     patch(LockState, "_free_slot", lambda self: 0)
 
 
+@planted_bugs.bug("E1", "smaller_limit_ends_no_grant_and_grants_none_until_drained")
+def smaller_limit_is_ignored_while_it_is_exceeded(patch: Patch) -> None:
+    original = LockState.set_limit
+
+    def set_limit(self, context, limit):
+        return original(self, context, limit and max(limit, len(self.holders)))
+
+    patch(LockState, "set_limit", set_limit)
+
+
+@planted_bugs.bug("E1", "smaller_limit_ends_no_grant_and_grants_none_until_drained")
+def smaller_limit_ends_grants(patch: Patch) -> None:
+    original = LockState.set_limit
+
+    def set_limit(self, context, limit):
+        for entry in list(self.holders.values())[limit or len(self.holders) :]:
+            self._remove(entry)
+        return original(self, context, limit)
+
+    patch(LockState, "set_limit", set_limit)
+
+
+@planted_bugs.bug("E4", "larger_limit_wakes_the_waiters_that_fit")
+def larger_limit_wakes_no_waiter(patch: Patch) -> None:
+    original = LockState.set_limit
+    patch(LockState, "set_limit", lambda self, context, limit: (original(self, context, limit)[0], []))
+
+
+@planted_bugs.bug("E1", "limit_that_was_set_counts_for_every_claim_until_removed")
+def limit_that_was_set_is_forgotten_when_idle(patch: Patch) -> None:
+    original = MemoryServer.release
+
+    def release(self, claim):
+        released = original(self, claim)
+        if self.lock_states[claim[:2]].empty:
+            del self.lock_states[claim[:2]]
+        return released
+
+    patch(MemoryServer, "release", release)
+
+
 @planted_bugs.bug("E1", "semaphore_slot_has_one_holder_at_a_time", "semaphore_lease_knows_its_slot")
 def every_permit_gets_slot_0(patch: Patch) -> None:
     patch(LockState, "_free_slot", lambda self: 0)
@@ -158,13 +199,13 @@ def repeated_grant_reports_the_full_ttl(patch: Patch) -> None:
 
 @planted_bugs.bug("E8", "cut_off_holder_is_at_risk_then_lost_before_next_grant")
 def lease_is_trusted_beyond_its_ttl(patch: Patch) -> None:
-    patch(timing, "valid_until", lambda asked, ttl: asked + 3 * ttl)
+    patch(timing, "valid_until", lambda asked, ttl, *_: asked + 3 * ttl)
 
 
 @planted_bugs.bug("E8", "max_hold_ends_a_lease")
 def max_hold_is_ignored(patch: Patch) -> None:
     original = BaseLease.__init__
-    patch(BaseLease, "__init__", lambda self, *args: original(self, *args[:-1], None))
+    patch(BaseLease, "__init__", lambda self, *args: original(self, *args[:5], None, *args[6:]))
 
 
 @planted_bugs.bug("E8", "granted_ttl_is_rounded_as_traits_declare")

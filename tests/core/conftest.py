@@ -40,6 +40,10 @@ class Bench:
         done, self.notifications = self.lock_state.break_(self.context, token)
         return done
 
+    def set_limit(self, limit: int | None) -> bool:
+        done, self.notifications = self.lock_state.set_limit(self.context, limit)
+        return done
+
     def pass_time(self, seconds: float) -> None:
         self.context.now += seconds
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.core.deadlocks import Deadlock, deadlocks, seen_in_both
+from leasehold.core.deadlocks import Deadlock, deadlocks, giving_up_order, seen_in_both
 from leasehold.model import Holder, Holding
 
 TOKENS = iter(range(1, 10**9))
@@ -53,6 +53,17 @@ def test_two_owners_waiting_for_each_other_are_a_deadlock() -> None:
     assert find_cycles(claim("p", "a"), claim("q", "b"), waiting_claim("p", "b"), waiting_claim("q", "a")) == [
         [("p", "b"), ("q", "a")]
     ]
+
+
+def test_owner_that_waits_for_any_of_several_names_is_stuck_only_if_all_are() -> None:
+    held = [claim("p", "a"), claim("q", "b"), claim("r", "c")]
+    waits = [waiting_claim("p", "b"), waiting_claim("p", "c"), waiting_claim("q", "a")]  # p: any of b and c
+    assert find_cycles(*held, *waits) == [], "r may release c"
+    assert find_cycles(*held, *waits, waiting_claim("r", "a")) != []
+    reserved = claim("p", "d", "reserved")
+    assert find_cycles(*held, *waits, waiting_claim("r", "a"), reserved) == [], "p will claim d"
+    free = [claim("s", "pool", limit=2), waiting_claim("p", "pool", limit=2)]
+    assert find_cycles(*held, *waits, waiting_claim("r", "a"), *free) == [], "the pool has a free permit"
 
 
 def test_queue_without_cycle_is_not_a_deadlock() -> None:
@@ -149,6 +160,17 @@ def test_deadlock_victim_is_the_youngest_grant() -> None:
     (deadlock,) = deadlocks(claims)
     assert (deadlock.victim.name, deadlock.victim.holder.label) == ("b", "q")
     assert str(deadlock).count("waits for") == 2
+
+
+def test_order_of_giving_up_does_not_depend_on_measured_ages() -> None:
+    held = [claim("p", "a"), claim("q", "b")]
+    orders = []
+    for p_age, q_age in [(1.001, 1.002), (1.002, 1.001)]:  # of two inspections, whose ages are measured
+        waits = [waiting_claim("q", "a", age=q_age), waiting_claim("p", "b", age=p_age)]
+        (deadlock,) = deadlocks([held[0], waits[0], held[1], waits[1]])
+        orders.append(giving_up_order(deadlock))
+    assert orders[0] == orders[1]
+    assert len(orders[0]) == 2
 
 
 def test_deadlock_must_be_seen_in_both_inspections() -> None:

@@ -1,11 +1,16 @@
 """Texts of other programs: shown on one line, escaped, and not too long."""
 
+import pickle
 import subprocess
 
 import pytest
 
 from leasehold.cli.break_ import break_
 from leasehold.core.texts import MAX_SERVER_TEXT, escape, server_text, shell_command
+from leasehold.errors import ConfigError, NotAcquired
+from leasehold.events import Event
+from leasehold.log_lines import log_event
+from leasehold.model import Holder
 
 
 @pytest.mark.parametrize(
@@ -21,6 +26,18 @@ from leasehold.core.texts import MAX_SERVER_TEXT, escape, server_text, shell_com
 )
 def test_unprintable_characters_are_escaped(text, shown) -> None:
     assert escape(text) == shown
+
+
+def test_errors_and_log_lines_escape_names_and_holders_that_others_chose(caplog) -> None:
+    name = "order:\x1b[2J\nERROR all is lost"
+    error = NotAcquired(name, Holder("\x1b]0;title\x07", "host", 7, "a\u202eb"), 5, 9.0)
+    assert str(error).isprintable()
+    assert (error.name, error.holder) == (name, "\x1b]0;title\x07"), "fields are as they are"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(ConfigError("a\nb")) == "a\\nb"
+    log_event(Event("lost", "memory", "", name, 0.0, 5, fingerprint="f", reason="\x1b[2J"))
+    assert caplog.messages[-1].isprintable()
+    assert caplog.records[-1].leasehold["lock"] == name
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "\x1b" * 5000, b"\xff" * 5000, "word \n" * 5000])

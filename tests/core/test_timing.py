@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.core import timing
-from leasehold.errors import ConfigError
 
 seconds = st.floats(0.01, 1e6)
 instants = st.floats(0, 1e6)
@@ -61,18 +60,3 @@ def test_call_deadline_never_exceeds_the_ttl() -> None:
 def test_backoff_never_exceeds_its_maximum(tries: int, jitter: float) -> None:
     assert 0 <= timing.backoff(tries, 0.05, 2.0, jitter) <= 2.0
     assert timing.backoff(60, 0.05, 2.0, 1.0) == 2.0
-
-
-def test_advised_ttl_covers_worst_case_times_safety() -> None:
-    for work, network, safety in ((0.5, 0.2, 3), (2, 5, 3), (60, 1, 1), (0, 1, 10)):
-        ttl = timing.advise_ttl(work, network, safety)
-        trusted = timing.valid_until(0.0, ttl)
-        assert safety * (work + network) <= trusted + 1e-9 <= safety * (work + network) * 1.02
-    assert timing.advise_ttl(0, 0) == 1.0
-    assert timing.advise_ttl(work=1, network=1) == timing.advise_ttl(1, 1, safety=3)
-
-
-@pytest.mark.parametrize("wrong", [(-1, 1), (1, -1), (1, 1, 0.5), (float("nan"), 1), (1, float("inf"))])
-def test_advise_ttl_refuses_invalid_arguments(wrong: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="advise_ttl"):
-        timing.advise_ttl(*wrong)

@@ -215,6 +215,7 @@ ONCE = """
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [(), ("-n", "2", "--dist", "each")], ids=["one process", "two workers"])
 def test_leasehold_once_runs_once_and_reports_failure_to_all(run_user_tests, tmp_path, options):
     workers = 2 if options else 1

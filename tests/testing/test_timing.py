@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+from tests.support import timing
 from tests.support.paths import child_environment
 
 _CONFTEST = """
@@ -72,3 +75,36 @@ def test_second_run_that_passes_is_reported(tmp_path: Path) -> None:
 
 def test_only_tests_with_a_promise_are_marked_measured(tmp_path: Path) -> None:
     assert "1 passed, 1 deselected" in _run(tmp_path, _BROKEN_PROMISE, "-m", "measured", measure=False)
+
+
+def _short_call(make: Callable[..., object]) -> None:
+    make("redis://server", call_timeout=0.5)
+
+
+def _short_lease(make: Callable[..., object]) -> None:
+    make("redis://server", ttl=0.5)
+
+
+def _long_call(make: Callable[..., object]) -> None:
+    make("redis://server", call_timeout=20, ttl=30)
+
+
+def _call_through_a_helper(make: Callable[..., object]) -> None:
+    _short_call(make)
+
+
+def test_few_seconds_of_a_real_server_are_for_the_second_tier() -> None:
+    marked: list[str] = []
+    tests = {
+        "tests/engines/redis/test_x.py::short": _short_call,
+        "tests/engines/redis/test_x.py::lease": _short_lease,
+        "tests/engines/redis/test_x.py::helper": _call_through_a_helper,
+        "tests/engines/redis/test_x.py::long": _long_call,
+        "tests/client/test_x.py::short": _short_call,
+    }
+    items = [
+        SimpleNamespace(nodeid=name, function=test, add_marker=lambda _, name=name: marked.append(name))
+        for name, test in tests.items()
+    ]
+    timing.MeasuredTests().pytest_collection_modifyitems(items)  # type: ignore[arg-type]
+    assert marked == list(tests)[:3]

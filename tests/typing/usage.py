@@ -59,13 +59,14 @@ def create_clients() -> None:
 
 
 def acquire_multilock(client: Client, other: Client) -> None:
-    multilock = client.multilock(["a", "b"], ttl=30, wait=5)
+    multilock = client.multilock(["a", "b"], ttl=30, wait=5, strict=True)
     assert_type(multilock, MultiLock)
     with multilock as leases:
         assert_type(leases, Leases)
         assert_type(leases["a"], Lease)
         assert_type(leases.held, bool)
         leases.on_lost(lambda lost: print(lost.lost_reason))
+        leases.on_at_risk(lambda leases: print(leases.remaining))
     lock = client.lock("a")
     with MultiLock([lock, other.lock("a")], wait=None) as leases:
         assert_type(leases.of(lock), Lease)
@@ -76,6 +77,13 @@ def acquire_multilock(client: Client, other: Client) -> None:
         assert_type(deadlock.victim, Holding)
         assert_type(deadlock.waits[0].waiter.owner, str)
 
+    with client.any_of(["gpu0", "gpu1"], wait=5) as lease:
+        assert_type(lease, Lease)
+    assert_type(client.any_of(["gpu0"]).try_acquire(), Lease | None)
+
+    client.lock("a", on_deadlock="raise")
+    client.lock("a", on_deadlock="break")  # type: ignore[arg-type]
+    client.any_of([1])  # type: ignore[list-item]
     client.multilock(["a"], timeout=3)  # type: ignore[call-arg]
     client.multilock([1])  # type: ignore[list-item]
     MultiLock(["a"])  # type: ignore[list-item]

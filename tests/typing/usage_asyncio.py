@@ -54,6 +54,9 @@ async def use_lease(lease: AsyncLease) -> None:
     lease.check()
     await lease.verify()
     await lease.renew(60)
+    await lease.ensure("60s")
+    assert_type(await lease.hand_over(), str)
+    lease.on_at_risk(lambda lease: print(lease.remaining))
     assert_type(await lease.release(), bool)
     assert_type(await lease.wait_lost(1), bool)
     lease.on_lost(lambda lost: print(assert_type(lost, AsyncLease).lost_reason))
@@ -117,6 +120,8 @@ async def use_multilock_and_election(client: AsyncClient, blocking: leasehold.Cl
         assert_type(leases, leasehold.AsyncLeases)
         assert_type(leases["a"], AsyncLease)
     assert_type(await (await client.multilock(["a"]).acquire()).release(), bool)
+    async with client.any_of(["gpu0", "gpu1"]) as one:
+        assert_type(one, AsyncLease)
     election = client.election("scheduler")
     async with election.lead() as term:
         assert_type(term, AsyncLease)

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from leasehold import engines
-from leasehold.aio.groups import AsyncElection, AsyncMultiLock
+from leasehold.aio.groups import AsyncAnyOf, AsyncElection, AsyncMultiLock
 from leasehold.aio.locks import AsyncLease, AsyncLock
 from leasehold.aio.records import AsyncSchedule, AsyncStatus
+from leasehold.client import lease_document
 from leasehold.client.base import BaseClient, semaphore_shape
 from leasehold.client.decorator import LockedFunction, OnBusy
 from leasehold.client.election import election_options
@@ -24,7 +25,7 @@ from leasehold.core.ticks import Missed
 from leasehold.model import Holding, Outcome
 from leasehold.records import once as once_records
 from leasehold.records.access import key_lock, open_records
-from leasehold.records.once import DAY, OnceOptions, OnFailure, make_once
+from leasehold.records.once import DAY, OnceArguments, OnceOptions, OnFailure, make_once
 from leasehold.records.schedule import KIND as SCHEDULE
 from leasehold.records.schedule import make_ticks
 from leasehold.records.store import Store
@@ -132,8 +133,8 @@ class AsyncClient(BaseClient):
 
     def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> AsyncLock:
         """A lock with up to `limit` holders at once; `lease.slot` is the holder's slot, from 0, if the engine numbers
-        them. All clients must use the same limit: acquiring with another raises `Mismatch`. Options as for
-        `Client.lock`."""
+        them. All clients must use the same limit: acquiring with another raises `Mismatch`, unless `set_limit` has
+        set one, which then counts for all. Options as for `Client.lock`."""
         return self._lock("semaphore()", name, semaphore_shape(limit), options)
 
     def multilock(self, names: Iterable[str], **options: Unpack[LockArguments]) -> AsyncMultiLock:
@@ -141,10 +142,36 @@ class AsyncClient(BaseClient):
         Options as for `Client.lock`; `wait` applies to all of them together."""
         return AsyncMultiLock([self._lock("multilock()", name, Shape(), options) for name in unique_names(names)])
 
+    def any_of(self, names: Iterable[str], **options: Unpack[LockArguments]) -> AsyncLock:
+        """A lock on any one of these names: the first that is granted, which `lease.name` says. Each name is attempted
+        once, from a random one on; if none is free, the caller queues for all of them, with one deadline, and leaves
+        the other queues when one is granted. Names that this task already holds are left out; `SelfDeadlock` if it
+        holds all of them. If `wait` is over, `NotAcquired` says who holds each name.
+
+        Options as for `lock`, except that `reentrant` and `on_unavailable="run"` raise `ConfigError`.
+        """
+        options_ = self._lock_options("any_of()", options)
+        return AsyncAnyOf(self, AsyncLease, names, Shape(), options_)
+
     def election(self, name: str, **options: Unpack[LockArguments]) -> AsyncElection:
         """An election with one leader at a time. The result is one candidate: create one per candidate. Options as for
         `Client.election`."""
         return AsyncElection(self._lock("election()", name, Shape(), election_options(self.traits, options)))
+
+    async def take_over(self, text: str) -> AsyncLease:
+        """Go on with a lease that another process has handed over (`hand_over`), with the same token. This client's
+        watchdog renews it from now on. Keep a reference, and release it.
+
+        Raises `LeaseLost` if the lease has ended, or another process took it over first (`taken_over`); `Unavailable`
+        if the engine does not answer: try again, but if the call without an answer has used up the text, the lease
+        expires; `ConfigError` if the text is damaged, or is from another engine or namespace; `Unsupported` if grants
+        of the engine die with their client.
+
+        Not promised: a text that `leasehold acquire` printed can be taken over as well, and Leasehold cannot keep two
+        processes from doing so. Pass it on to one. The holder that `inspect` shows stays the first one, and a break is
+        noticed at the next renewal, because the engine notifies the client that acquired the lease.
+        """
+        return await lease_document.take_over(self._core, AsyncLease, text)
 
     @overload
     async def with_lock(self, name: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T: ...
@@ -184,35 +211,11 @@ class AsyncClient(BaseClient):
 
     @overload
     async def once(
-        self,
-        key: str,
-        fn: Callable[..., Awaitable[T]],
-        /,
-        *args: Any,
-        keep: Duration | None = ...,
-        wait: Duration | None = ...,
-        ttl: Duration | None = ...,
-        on_failure: OnFailure = ...,
-        request: str = ...,
-        max_result: int = ...,
-        store: Store | str | None = ...,
+        self, key: str, fn: Callable[..., Awaitable[T]], /, *args: Any, **options: Unpack[OnceArguments]
     ) -> T: ...
 
     @overload
-    async def once(
-        self,
-        key: str,
-        fn: Callable[..., T],
-        /,
-        *args: Any,
-        keep: Duration | None = ...,
-        wait: Duration | None = ...,
-        ttl: Duration | None = ...,
-        on_failure: OnFailure = ...,
-        request: str = ...,
-        max_result: int = ...,
-        store: Store | str | None = ...,
-    ) -> T: ...
+    async def once(self, key: str, fn: Callable[..., T], /, *args: Any, **options: Unpack[OnceArguments]) -> T: ...
 
     async def once(
         self,
@@ -311,6 +314,18 @@ class AsyncClient(BaseClient):
         successor's grant is never broken. `why` is the reason, for the event `broken`. False: that grant had already
         ended. The holder may notice only at its next renewal."""
         return await self._break(name, token, why)
+
+    async def set_limit(self, name: str, limit: int | None, *, why: str | None = None) -> None:
+        """Change the limit of the semaphore `name` while it is in use, for operators. From then on the new limit counts
+        for every client, whatever limit its program passes to `semaphore`, so that no program has to be restarted. It
+        stays, even while the name is idle, until it is set again. None removes it: once the name is idle, the
+        programs' own limit counts again. `why` is the reason, for the event `resized`.
+
+        A larger limit lets waiters in at once. A smaller one ends no lease: nothing is granted until fewer than `limit`
+        are held. `Mismatch`: the name is in use as a lock. `Unsupported`: the engine does not have the trait
+        `resizable`. `Unavailable`: no answer; the limit may have been set, so set it again.
+        """
+        await self._set_limit(name, limit, why)
 
     async def connect(self) -> None:
         """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer, `ConfigError`

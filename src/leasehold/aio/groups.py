@@ -1,4 +1,4 @@
-"""Multilocks and elections, asyncio: one line per method. The blocking twin is `blocking.groups`."""
+"""Multilocks, pools and elections, asyncio: one line per method. The blocking twin is `blocking.groups`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import ClassVar, Never, Self
 
 from leasehold.aio.locks import AsyncLease, AsyncLock
+from leasehold.client.any_of import BaseAnyOf
 from leasehold.client.election import BaseElection, BaseTerms
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.multilock import BaseLeases, BaseMultiLock, MemberLock
@@ -65,6 +66,12 @@ class AsyncMultiLock(BaseMultiLock[AsyncLease, AsyncLeases]):
         except BaseException:
             self._rollback_exit(id(sys._getframe(1)), exited)
             raise
+
+
+class AsyncAnyOf(BaseAnyOf[AsyncLease], AsyncLock):
+    """A lock on any one of several names: `lease.name` says which. From `AsyncClient.any_of`."""
+
+    __slots__ = ()
 
 
 class AsyncTerms(BaseTerms):

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
 from typing import Any, Final, TypeVar, overload
 
+from leasehold.config import Duration
 from leasehold.events import Hook
 from leasehold.records.optimistic import RetryPolicy
 from leasehold.records.schedule import BaseSchedule
@@ -81,8 +82,8 @@ class AsyncValue(BaseValue):
         /,
         *args: Any,
         attempts: int = 5,
-        pause: float = 0.01,
-        most_pause: float = 1.0,
+        pause: Duration = 0.01,
+        most_pause: Duration = 1.0,
         on_event: Hook | None = None,
     ) -> Versioned:
         """Write the result of `fn(value, *args)`, plain or async, and return it with its new version. If it is None,
@@ -97,8 +98,8 @@ async def optimistic_async(
     *args: Any,
     attempts: int = ...,
     on: type[BaseException] | tuple[type[BaseException], ...] = ...,
-    pause: float = ...,
-    most_pause: float = ...,
+    pause: Duration = ...,
+    most_pause: Duration = ...,
     name: str = ...,
     on_event: Hook | None = ...,
 ) -> T: ...
@@ -111,8 +112,8 @@ async def optimistic_async(
     *args: Any,
     attempts: int = ...,
     on: type[BaseException] | tuple[type[BaseException], ...] = ...,
-    pause: float = ...,
-    most_pause: float = ...,
+    pause: Duration = ...,
+    most_pause: Duration = ...,
     name: str = ...,
     on_event: Hook | None = ...,
 ) -> T: ...
@@ -124,8 +125,8 @@ async def optimistic_async(
     *args: Any,
     attempts: int = 5,
     on: type[BaseException] | tuple[type[BaseException], ...] = (),
-    pause: float = 0.01,
-    most_pause: float = 1.0,
+    pause: Duration = 0.01,
+    most_pause: Duration = 1.0,
     name: str = "",
     on_event: Hook | None = None,
 ) -> Any:

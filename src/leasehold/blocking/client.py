@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from leasehold import engines
-from leasehold.blocking.groups import Election, MultiLock
+from leasehold.blocking.groups import AnyOf, Election, MultiLock
 from leasehold.blocking.locks import Lease, Lock
 from leasehold.blocking.records import Schedule, Status
+from leasehold.client import lease_document
 from leasehold.client.base import BaseClient, semaphore_shape
 from leasehold.client.decorator import LockedFunction, OnBusy
 from leasehold.client.election import election_options
@@ -88,7 +89,8 @@ class Client(BaseClient):
                 ...
 
     url           selects the engine by its scheme (default: `$LEASEHOLD_URL`; if that is not set, SQLite in the user's
-                  state directory, which excludes processes of one user on one machine)
+                  state directory, which excludes processes of one user on one machine); or a pool that has the
+                  settings: a redis-py client, a psycopg_pool, an engine of SQLAlchemy. It is not used itself
     namespace     separates applications: the same name in two namespaces is two locks
     holder        label of the holder, display only (default: host and process id)
     ttl           seconds a grant lives without a renewal, for locks that do not set their own
@@ -97,6 +99,10 @@ class Client(BaseClient):
     max_ttl       the longest ttl to accept (default: 24 hours), because a holder that dies keeps the name for its ttl
     breaker       True: after 5 calls in a row without an answer, new attempts raise `Unavailable` at once, with
                   `retry_in`, and one call a second is sent; renewals and releases always are
+    password      of the user in the URL: a text, or a function that returns one. The function is called for every new
+                  connection, so the password may change; it should return quickly. For a lock server: the API key
+    drift         how far the clocks of client and engine may drift apart, as a share of the time measured: leases are
+                  trusted for their ttl less this share, and at least 2 ms (default: 0.01; at most 0.5)
     engine        replaces the engine that the URL selects: for tests and for authors of engines
     runtime       replaces the runtime and its clock: for tests
 
@@ -125,6 +131,9 @@ class Client(BaseClient):
         on_unavailable  if the engine does not answer: "raise" raises `Unavailable` (default), "wait" retries until
                    `wait` is over, "run" returns a lease that is not `guaranteed`: nothing excludes other holders then
         group      the label `group` of its metrics (default: the name without its ids)
+        strict     the lease is LOST as soon as one renewal fails or is overdue, instead of AT_RISK until its time is up
+        on_deadlock  "raise": while the caller waits, search for deadlocks, and raise `Deadlocked` if it is in one and
+                   its turn to give up has come; "wait": wait on (default)
 
         Raises `ConfigError` for a bad value, `TypeError` for an unknown option, `Unsupported` if the engine cannot do
         what the options ask for.
@@ -137,7 +146,8 @@ class Client(BaseClient):
 
     def semaphore(self, name: str, limit: int, **options: Unpack[LockArguments]) -> Lock:
         """A lock with up to `limit` holders at once; `lease.slot` is the holder's slot, from 0, if the engine numbers
-        them. All clients must use the same limit: acquiring with another raises `Mismatch`. Options as for `lock`."""
+        them. All clients must use the same limit: acquiring with another raises `Mismatch`, unless `set_limit` has
+        set one, which then counts for all. Options as for `lock`."""
         return self._lock("semaphore()", name, semaphore_shape(limit), options)
 
     def multilock(self, names: Iterable[str], **options: Unpack[LockArguments]) -> MultiLock:
@@ -146,11 +156,37 @@ class Client(BaseClient):
         clients, create a `MultiLock` yourself."""
         return MultiLock([self._lock("multilock()", name, Shape(), options) for name in unique_names(names)])
 
+    def any_of(self, names: Iterable[str], **options: Unpack[LockArguments]) -> Lock:
+        """A lock on any one of these names: the first that is granted, which `lease.name` says. Each name is attempted
+        once, from a random one on; if none is free, the caller queues for all of them, with one deadline, and leaves
+        the other queues when one is granted. Names that this thread already holds are left out; `SelfDeadlock` if it
+        holds all of them. If `wait` is over, `NotAcquired` says who holds each name.
+
+        Options as for `lock`, except that `reentrant` and `on_unavailable="run"` raise `ConfigError`.
+        """
+        options_ = self._lock_options("any_of()", options)
+        return AnyOf(self, Lease, names, Shape(), options_)
+
     def election(self, name: str, **options: Unpack[LockArguments]) -> Election:
         """An election with one leader at a time. The result is one candidate: create one per candidate. Options as for
         `lock`, except `reentrant`; `max_hold` is the longest a term lasts. Raises `Unsupported` if the engine has no
         fencing tokens."""
         return Election(self._lock("election()", name, Shape(), election_options(self.traits, options)))
+
+    def take_over(self, text: str) -> Lease:
+        """Go on with a lease that another process has handed over (`hand_over`), with the same token. This client's
+        watchdog renews it from now on. Keep a reference, and release it.
+
+        Raises `LeaseLost` if the lease has ended, or another process took it over first (`taken_over`); `Unavailable`
+        if the engine does not answer: try again, but if the call without an answer has used up the text, the lease
+        expires; `ConfigError` if the text is damaged, or is from another engine or namespace; `Unsupported` if grants
+        of the engine die with their client.
+
+        Not promised: a text that `leasehold acquire` printed can be taken over as well, and Leasehold cannot keep two
+        processes from doing so. Pass it on to one. The holder that `inspect` shows stays the first one, and a break is
+        noticed at the next renewal, because the engine notifies the client that acquired the lease.
+        """
+        return run_sync(lease_document.take_over(self._core, Lease, text))
 
     def with_lock(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` under `lock(name)` and return its result. If `fn` has a parameter `lease`, it gets
@@ -314,6 +350,18 @@ class Client(BaseClient):
         as soon as the resource has seen a newer one.
         """
         return run_sync(self._break(name, token, why))
+
+    def set_limit(self, name: str, limit: int | None, *, why: str | None = None) -> None:
+        """Change the limit of the semaphore `name` while it is in use, for operators. From then on the new limit counts
+        for every client, whatever limit its program passes to `semaphore`, so that no program has to be restarted. It
+        stays, even while the name is idle, until it is set again. None removes it: once the name is idle, the
+        programs' own limit counts again. `why` is the reason, for the event `resized`.
+
+        A larger limit lets waiters in at once. A smaller one ends no lease: nothing is granted until fewer than `limit`
+        are held. `Mismatch`: the name is in use as a lock. `Unsupported`: the engine does not have the trait
+        `resizable`. `Unavailable`: no answer; the limit may have been set, so set it again.
+        """
+        run_sync(self._set_limit(name, limit, why))
 
     def connect(self) -> None:
         """Connect now instead of at the first call. Raises `Unavailable` if the engine does not answer, `ConfigError`

@@ -1,4 +1,4 @@
-"""Multilocks and elections, blocking: one line per method. The asyncio twin is `aio.groups`."""
+"""Multilocks, pools and elections, blocking: one line per method. The asyncio twin is `aio.groups`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import ClassVar, Never, Self
 
 from leasehold.blocking.locks import Lease, Lock
+from leasehold.client.any_of import BaseAnyOf
 from leasehold.client.election import BaseElection, BaseTerms
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.multilock import BaseLeases, BaseMultiLock, MemberLock
@@ -71,6 +72,12 @@ class MultiLock(BaseMultiLock[Lease, Leases]):
         except BaseException:
             self._rollback_exit(id(sys._getframe(1)), exited)
             raise
+
+
+class AnyOf(BaseAnyOf[Lease], Lock):
+    """A lock on any one of several names: `lease.name` says which. From `Client.any_of`."""
+
+    __slots__ = ()
 
 
 class Terms(BaseTerms):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Never, TypeVar
 
+from leasehold.client import lease_document
 from leasehold.client.decorator import accepted_parameters
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BaseLease
@@ -43,11 +44,39 @@ class Lease(BaseLease):
         """
         run_sync(self._renew(ttl))
 
+    def ensure(self, seconds: Duration) -> None:
+        """Return when the lease can be trusted for at least `seconds` more: at once and without I/O if that is already
+        so, else after a renewal. Call it before a step that takes long and during which renewals may fail.
+
+        A renewal never shortens the lease. If `seconds` need a longer ttl than the lease's, the ttl is raised and stays
+        so: the watchdog renews with it from then on, and a holder that dies keeps the name for that long. To set it
+        back, call `renew(ttl)` after the step.
+
+        Raises as `verify` does, and `ConfigError` if no lease of this client can last so long: because of `max_ttl`,
+        `max_hold`, or the session of the engine (ZooKeeper).
+        """
+        run_sync(self._ensure(seconds))
+
     def release(self) -> bool:
         """Release the lease. True: this call ended a live lease, and the engine confirmed it. False: the lease ended
         before (if the engine no longer had the grant, `state` is now LOST), or the engine did not answer: then the
         watchdog retries the release in the background. Never raises for these."""
         return run_sync(self._release_explicitly())
+
+    def hand_over(self) -> str:
+        """A text with which another process goes on with this lease: `client.take_over(text)`. Here the lease ends
+        (RELEASED) without a release: its `with` block is left without an error, and the name stays held.
+
+        From now until it is taken over, nothing renews the lease: it lives for `remaining` seconds, which the text has
+        as `left`. Call `ensure(seconds)` first if that may be too short. A text can be taken over once, however many
+        processes have it. It contains a secret: whoever has it can also renew and release the lease, as the commands
+        `leasehold renew` and `leasehold release` do.
+
+        The lock must be built with `require={"outlives"}`: without it, the grant may end with this process. Raises
+        `ConfigError` otherwise, `LeaseLost`, and `Unavailable` if the engine does not answer: then the lease is still
+        held here.
+        """
+        return run_sync(lease_document.hand_over(self))
 
     def wait_lost(self, seconds: Duration | None = None) -> bool:
         """Wait until the lease is lost, at most `seconds`. False: it is not lost, or was released."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from leasehold.config import Duration
 from leasehold.events import Hook
 from leasehold.records.optimistic import RetryPolicy
 from leasehold.records.schedule import BaseSchedule
@@ -81,8 +82,8 @@ class Value(BaseValue):
         /,
         *args: Any,
         attempts: int = 5,
-        pause: float = 0.01,
-        most_pause: float = 1.0,
+        pause: Duration = 0.01,
+        most_pause: Duration = 1.0,
         on_event: Hook | None = None,
     ) -> Versioned:
         """Write the result of `fn(value, *args)`, and return it with its new version. If `fn` returns None, nothing is
@@ -102,8 +103,8 @@ def optimistic(
     *args: Any,
     attempts: int = 5,
     on: type[BaseException] | tuple[type[BaseException], ...] = (),
-    pause: float = 0.01,
-    most_pause: float = 1.0,
+    pause: Duration = 0.01,
+    most_pause: Duration = 1.0,
     name: str = "",
     on_event: Hook | None = None,
 ) -> T:

@@ -6,13 +6,24 @@ options.py      options that several commands share
 exit_codes.py  help.py  render.py  lease_input.py     exit codes, help pages, tables and JSON, a lease as input
 server_api.py   GET requests to a lock server, for stats, history and top
 run/  demo/  bench/  doctor/  top/     commands with folders of their own
+acquire.py  renew.py  release.py  break_.py  resize.py  rebase.py  elect.py     commands that change locks
+ls.py  get.py  watch.py  deadlocks.py  stats.py  history.py  audit.py           commands that show them
+serve.py  serve_key.py  schema.py  alerts.py     a lock server, its API keys; what to install beside an engine
+advise.py  docs.py  completion.py     whether a lock is needed; the documentation in a terminal; shell completion
 """
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """The program `leasehold`. Ends the process with one of the codes of `leasehold.cli.exit_codes`."""
+    if sys.platform == "win32":
+        raise SystemExit(
+            "leasehold: this program needs Linux or macOS. On Windows the package works with memory://, redis://, "
+            "etcd:// and lock servers: import leasehold"
+        )
     from leasehold.cli.app import start
 
     raise SystemExit(start())

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import click
-
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.cli.options import AcquireOptions, acquire_options, name_argument, usage_error_if
 from leasehold.client import lease_document
 from leasehold.errors import NotAcquired
@@ -22,12 +20,7 @@ trap 'leasehold release' EXIT
 """
 
 
-@click.command(
-    "acquire",
-    cls=Command,
-    examples=EXAMPLES,
-    codes=(exit_codes.UNREACHABLE, exit_codes.BUSY, exit_codes.CONFIG, exit_codes.SIGNALLED),
-)
+@command("acquire", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.BUSY, exit_codes.CONFIG, exit_codes.SIGNALLED)
 @name_argument
 @acquire_options
 @pass_console

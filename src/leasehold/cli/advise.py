@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 import click
 
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
-from leasehold.cli.options import seconds
-from leasehold.core.timing import advise_ttl
+from leasehold.cli.help import command
+from leasehold.cli.options import seconds_option
+from leasehold.config import advise_ttl
 
 EXAMPLES = """
 leasehold advise                                         asks, one question after the other
@@ -40,6 +40,9 @@ DANGERS: Final = {
     "too-many": "too many do it at the same time",
     "rate": "too many do it per second",
     "leader": "of many processes one has to lead",
+    "items": "many workers share many items, and each item must have one writer",
+    "steps": "several services change together, and a process may die halfway",
+    "window": "nobody may work while a migration runs",
     "threads": "two threads or tasks of one program conflict",
 }
 WHERE: Final = {
@@ -94,7 +97,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
         "a semaphore (a bulkhead)",
         "a fixed number of permits; a holder that dies gives its permit back after its ttl",
         'with client.semaphore("encoders", limit=3): ...',
-        "tutorial",
+        "how-to/bulkhead",
         engine=True,
     ),
     "rate": Tool(
@@ -108,6 +111,28 @@ TOOLS: Final[Mapping[str, Tool]] = {
         "a lock that is held for long, with observers; the leader stops when it can no longer be sure",
         'with client.election("scheduler").lead() as lease: ...',
         "how-to/leader-election",
+        engine=True,
+    ),
+    "items": Tool(
+        "a lock per partition of the items (single writer)",
+        "a checksum sends each item to a partition, and its holder is the only writer: two requests per partition, not "
+        "per item; the storage compares the token",
+        'lease = client.lock(f"partition/{zlib.crc32(item) % 64}").try_acquire()',
+        "how-to/partitions",
+        engine=True,
+    ),
+    "steps": Tool(
+        "a saga: a record per step, and a lock around all of them",
+        "the records say what was done and what must be undone, the lock who goes on; a lock alone knows neither",
+        'client.once(f"saga/{order}/charge", charge, order, keep=None)',
+        "how-to/saga",
+        engine=True,
+    ),
+    "window": Tool(
+        "a read-write lock (a maintenance window)",
+        "work holds it as a reader, the migration as the writer: it begins when the work under way has ended",
+        'with client.rwlock("shop/maintenance").write(wait=60): ...',
+        "how-to/maintenance-window",
         engine=True,
     ),
     "threads": Tool(
@@ -154,19 +179,20 @@ def choose_engine(where: str, have: tuple[str, ...], survive: bool) -> Engine:
     )
 
 
-@click.command("advise", short_help="Say whether you need a lock, and which.", cls=Command, examples=EXAMPLES)
-@click.option("--danger", type=click.Choice(list(DANGERS)), help="What goes wrong if two do it at once.")
+@command("advise", EXAMPLES, short_help="Say whether you need a lock, and which.")
+@click.option(
+    "--danger",
+    type=click.Choice(list(DANGERS)),
+    metavar="WORD",
+    help=f"What goes wrong if two callers do the work at once: {', '.join(DANGERS)}.",
+)
 @click.option("--where", type=click.Choice(list(WHERE)), help="Where the callers run.")
 @click.option(
     "--have", type=click.Choice(HAVE), multiple=True, help="A server that you already run. Repeat for several."
 )
 @click.option("--survive", is_flag=True, help="Locks must survive the loss of a machine.")
-@click.option(
-    "--pause", type=seconds, default="2s", show_default=True, metavar="SECS", help="The longest the program may stall."
-)
-@click.option(
-    "--network", type=seconds, default="1s", show_default=True, metavar="SECS", help="The slowest answer to survive."
-)
+@seconds_option("--pause", default="2s", show_default=True, help="The longest the program may stall.")
+@seconds_option("--network", default="1s", show_default=True, help="The slowest answer to survive.")
 @pass_console
 def advise(
     console: Console,
@@ -179,12 +205,12 @@ def advise(
 ) -> None:
     """Say what protects you if two processes do the same work at once: often it is not a lock.
 
-    Asks what the options do not say, if it runs in a terminal. It changes nothing and connects to nothing. The reasons
+    In a terminal, it asks for what the options leave open. It changes nothing and connects to nothing. The reasons
     are in `leasehold docs choosing`.
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """
-    danger = danger or _ask("What goes wrong if two do the work at once?", DANGERS, "--danger")
+    danger = danger or _ask("What goes wrong if two callers do the work at once?", DANGERS, "--danger")
     tool = TOOLS[danger]
     engine = None
     if tool.engine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 
 EXAMPLES = """
 leasehold alerts > /etc/prometheus/leasehold.yml       to name in rule_files of Prometheus
@@ -14,7 +14,7 @@ leasehold alerts --format alertmanager                 an example: page, chat, m
 """
 
 
-@click.command("alerts", short_help="Print alerting rules and a dashboard.", cls=Command, examples=EXAMPLES)
+@command("alerts", EXAMPLES, short_help="Print alerting rules and a dashboard.")
 @click.option(
     "--format",
     "wanted",

@@ -41,6 +41,7 @@ COMMANDS = {
     "deadlocks": "leasehold.cli.deadlocks:deadlocks",
     "history": "leasehold.cli.history:history",
     "break": "leasehold.cli.break_:break_",
+    "resize": "leasehold.cli.resize:resize",
     "acquire": "leasehold.cli.acquire:acquire",
     "renew": "leasehold.cli.renew:renew",
     "release": "leasehold.cli.release:release",

@@ -81,9 +81,9 @@ def verify_command(
     that were cut off at the end, and files that were rewritten, are found only with --anchor, or, as long as the
     key is secret, with --key-file.
 
-    FILE is a file, with those that rotation made of it, or a folder. Default: LEASEHOLD_AUDIT. Files whose names end in
-    .gz are unpacked. Each chain of files is reported on its own: one line per fault, then one for the chain. Lines
-    that a crash or a full disk cut short are reported as notes, if the next record confirms them.
+    FILE is an audit file, which is read together with its rotated files, or a folder. Default: LEASEHOLD_AUDIT. Files
+    whose names end in .gz are unpacked. Each chain of files is reported on its own: one line per fault, then one for
+    the chain. Lines that a crash or a full disk cut short are reported as notes, if the next record confirms them.
 
     With `-o json`: an array with one object per chain, described by `leasehold docs reference/json`.
     """
@@ -172,8 +172,8 @@ def show_command(
 ) -> None:
     """Print audit records, oldest first.
 
-    FILE is a file, with those that rotation made of it, or a folder. Default: LEASEHOLD_AUDIT. With --namespace, only
-    records of that namespace. Nothing is checked here: use `leasehold audit verify`.
+    FILE is an audit file, which is read together with its rotated files, or a folder. Default: LEASEHOLD_AUDIT. With
+    --namespace, only records of that namespace. This command checks nothing: use `leasehold audit verify` for that.
 
     With `-o json`: one record per line, as in the file; `leasehold docs operations/audit` describes them.
     """

@@ -8,7 +8,7 @@ import click
 
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console, write_stderr
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.cli.options import WholeNumber, audit_hook, audit_options, label, name_argument, usage_error_if
 from leasehold.model import Holding
 
@@ -20,9 +20,7 @@ leasehold break nightly-report --yes --reason 'web-3 is suspended' --audit audit
 """
 
 
-@click.command(
-    "break", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.NOT_PERMITTED, exit_codes.CONFIG)
-)
+@command("break", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.NOT_PERMITTED, exit_codes.CONFIG)
 @name_argument
 @click.option(
     "--token",

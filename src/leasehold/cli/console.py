@@ -19,6 +19,7 @@ from leasehold import telemetry
 from leasehold.blocking import Client
 from leasehold.cli.run.signals import Interrupted
 from leasehold.config import URL_VARIABLE, ClientOptions
+from leasehold.core import timing
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
 from leasehold.events import Hook
@@ -40,9 +41,16 @@ class Console:
     def json(self) -> bool:
         return self.output == "json"
 
-    def client(self, *, ttl: float = 30.0, in_process: bool = False, on_event: Hook | None = None) -> Client:
+    def client(
+        self,
+        *,
+        ttl: float = 30.0,
+        in_process: bool = False,
+        on_event: Hook | None = None,
+        drift: float = timing.DRIFT,
+    ) -> Client:
         """The client of this command. `in_process`: allow an engine whose locks no other process sees."""
-        client = Client(self.url, namespace=self.namespace, ttl=ttl, on_event=on_event)
+        client = Client(self.url, namespace=self.namespace, ttl=ttl, on_event=on_event, drift=drift)
         if client._core.config.scheme == "memory" and not in_process:
             client.close()
             raise ConfigError(
@@ -167,7 +175,7 @@ def global_options(*, for_command: bool) -> list[click.Option]:
             "--log-format",
             env="LEASEHOLD_LOG_FORMAT",
             type=click.Choice(["text", "json"]),
-            help="Format of messages on stderr: text (the default) or json, one object a line.",
+            help="Format of messages on stderr: text (the default) or json, one object per line.",
         ),
         option("-q", "--quiet", is_flag=True, help="Only print errors to stderr. A busy lock is not an error."),
         option("-v", "--verbose", count=True, help="Print more to stderr; -vv also prints tracebacks."),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import click
-
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.core.deadlocks import Deadlock
 from leasehold.core.texts import escape, shell_command
 
@@ -16,12 +14,12 @@ leasehold -o json deadlocks | jq -r '.[].victim | "\\(.name) \\(.token)"'
 """
 
 
-@click.command(
+@command(
     "deadlocks",
+    EXAMPLES,
+    exit_codes.UNREACHABLE,
+    exit_codes.CONFIG,
     short_help="Find holders that wait for each other.",
-    cls=Command,
-    examples=EXAMPLES,
-    codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG),
 )
 @pass_console
 def deadlocks(console: Console) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 
 EXAMPLES = """
 leasehold docs                          list the pages
@@ -25,7 +25,7 @@ def page_names() -> list[str]:
     return sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.md"))
 
 
-@click.command("docs", cls=Command, examples=EXAMPLES)
+@command("docs", EXAMPLES)
 @click.argument("page", required=False)
 @pass_console
 def docs(console: Console, page: str | None) -> None:

@@ -20,8 +20,9 @@ from leasehold.cli.options import (
     is_label,
     label,
     name_argument,
-    positive_seconds,
-    seconds,
+    positive_seconds_option,
+    seconds_option,
+    strict_options,
     usage_error_if,
 )
 from leasehold.cli.run.command import RUN_CODES, RunCommand, RunJob, RunOptions
@@ -54,36 +55,26 @@ _MAX_PAUSE = 10.0
 @name_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [CMD [ARG]...]")
 @click.option("--listen", is_flag=True, help="Do not become a candidate; print each term as it begins.")
-@click.option("--for", "lasting", type=seconds, metavar="SECS", help="With --listen: stop after SECS.")
-@click.option(
+@seconds_option("--for", "lasting", help="With --listen: stop after SECS.")
+@positive_seconds_option(
     "--ttl",
-    type=positive_seconds,
     default=30.0,
     show_default=True,
-    metavar="SECS",
     help="Time to live: the leader's lease expires SECS after its last renewal. Use the same for all candidates.",
 )
-@click.option(
+@seconds_option(
     "--delay",
-    type=seconds,
     default=0.0,
-    metavar="SECS",
     help="After a term is lost, wait SECS more before the next one begins. "
     "Use it when the resource cannot check tokens.",
 )
-@click.option(
-    "--max-hold",
-    type=positive_seconds,
-    metavar="SECS",
-    help="Maximum length of a term; then another candidate may lead.",
-)
-@click.option(
+@positive_seconds_option("--max-hold", help="Maximum length of a term; then another candidate may lead.")
+@seconds_option(
     "--kill-after",
-    type=seconds,
-    metavar="SECS",
     help="Time between SIGTERM and SIGKILL when the term is lost; at most a third of --ttl. "
     "Default: 5, or a third of the granted ttl if that is shorter.",
 )
+@strict_options
 @click.option("--holder", type=label, metavar="TEXT", help="Label of the candidate, display only. Default: host:pid.")
 @click.option("--purpose", type=label, metavar="TEXT", help="What the election is for, display only.")
 @audit_options
@@ -98,6 +89,7 @@ def elect(
     lasting: float | None,
     max_hold: float | None,
     kill_after: float | None,
+    drift: float,
     metrics_file: str | None,
     metrics_group: tuple[str, ...],
     otel: bool,
@@ -131,7 +123,7 @@ def elect(
     )
     if options.get("purpose") is None and is_label(os.path.basename(command[0])):
         options["purpose"] = os.path.basename(command[0])
-    run_options = RunOptions(given["ttl"], max_hold, "term", kill_after)
+    run_options = RunOptions(given["ttl"], max_hold, "term", kill_after, drift)
     telemetry = RunTelemetry(console, metrics_file, metrics_group, otel, audit_file, audit_key_file)
     return run_leader(console, name, list(command), options, run_options, telemetry)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import click
-
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.cli.options import name_argument
 
 EXAMPLES = """
@@ -15,7 +13,7 @@ leasehold -o json get nightly-report | jq .locked
 """
 
 
-@click.command("get", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
+@command("get", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.CONFIG)
 @name_argument
 @pass_console
 def get(console: Console, name: str) -> None:

@@ -5,7 +5,7 @@ click re-wraps paragraphs; the `examples` of a command are printed line by line,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
@@ -71,7 +71,15 @@ class Command(click.Command):
                     "The global options (-u, --namespace, -o, -q, -v; see `leasehold --help`) work here, too."
                 )
         write_examples(formatter, self.examples)
-        write_codes(formatter, self.codes, self.other_codes)
+        write_codes(formatter, self.codes, self.other_codes, " ".join(ctx.command_path.split()[1:]))
+
+
+def command(
+    name: str, examples: str, *codes: int, short_help: str | None = None, cls: type[Command] = Command
+) -> Callable[[Callable[..., Any]], Command]:
+    """Makes a function a command of the program. `short_help`: its line in the list of commands, if that is not the
+    first sentence of its docstring."""
+    return click.command(name, cls=cls, short_help=short_help, examples=examples, codes=codes)
 
 
 class Group(Command, click.Group):
@@ -109,9 +117,19 @@ def write_examples(formatter: click.HelpFormatter, examples: str) -> None:
                 formatter.write(f"  {line}".rstrip() + "\n")
 
 
-def write_codes(formatter: click.HelpFormatter, codes: Sequence[int], other: Sequence[tuple[str, str]] = ()) -> None:
+def write_codes(
+    formatter: click.HelpFormatter, codes: Sequence[int], other: Sequence[tuple[str, str]], command: str
+) -> None:
+    """`command`: the words after `leasehold`; none for the program itself."""
+    rows = [("128+n" if code == exit_codes.SIGNALLED else str(code), _meaning(code, command)) for code in codes]
     with formatter.section("Exit codes"):
-        rows = [
-            ("128+n" if code == exit_codes.SIGNALLED else str(code), exit_codes.MEANING[code]) for code in sorted(codes)
-        ]
-        formatter.write_dl([*((code, meaning.removeprefix("128+n: ")) for code, meaning in rows), *other])
+        formatter.write_dl(
+            sorted([*rows, *other], key=lambda row: int(row[0]) if row[0].isdigit() else exit_codes.SIGNALLED)
+        )
+
+
+def _meaning(code: int, command: str) -> str:
+    """What an exit code means, without what it means only for other commands: "`demo`: ..."."""
+    parts = exit_codes.MEANING[code].removeprefix("128+n: ").split("; ")
+    kept = [part for part in parts if part.startswith(f"`{command}") or not (command and part.startswith("`"))]
+    return "; ".join(part.removeprefix(f"`{command}`: ") for part in kept)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.cli.options import checked_name, files_or_default, live_names
 from leasehold.cli.server_api import ServerApi, is_server, reading
 
@@ -26,31 +26,33 @@ leasehold history --namespace shop orders/42 /var/log/leasehold
 LEASEHOLD_AUDIT=audit.jsonl leasehold history nightly-report -o json
 """
 
+# Of a server's answer, as far as reading it does not check them.
+_TYPES: Final = (
+    (("fingerprint", "holder", "mode"), str),
+    (("purpose", "end", "reason", "actor", "trace"), str | None),
+    (("token", "slot"), int | None),
+    (("waited",), int | float | None),
+)
 _COLUMNS = ("TOKEN", "HOLDER", "GRANTED", "WAITED", "HELD", "END", "REASON", "REFUSED")
 
 
-@click.command(
-    "history",
-    short_help="Print the past grants of NAME.",
-    cls=Command,
-    examples=EXAMPLES,
-    codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG),
-)
+@command("history", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.CONFIG, short_help="Print the past grants of NAME.")
 @click.argument("name", type=checked_name, shell_complete=live_names)
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @pass_console
 def history(console: Console, name: str, files: tuple[str, ...]) -> None:
     """Print the past grants of NAME, with their tokens, ends and reasons.
 
-    With the URL of a lock server and without FILE, the server is asked. It remembers the latest grants that went
+    With the URL of a lock server and without FILE, this asks the server, which remembers the latest grants that went
     through it and its peers.
 
     Otherwise this reads audit files, which `leasehold run --audit FILE`, `leasehold serve --audit-file FILE` and
-    `leasehold.telemetry.AuditFile` write. FILE is a file, with those that rotation made of it, or a folder. Default:
-    LEASEHOLD_AUDIT. Pass the files of all machines that use NAME: a process records only what it did itself.
+    `leasehold.telemetry.AuditFile` write. FILE is an audit file, which is read together with its rotated files, or a
+    folder. Default: LEASEHOLD_AUDIT. Pass the files of all machines that use NAME: a process records only what it did
+    itself.
 
-    END is `released`, `lost` (REASON says why), `broken` (REASON says by whom and why), `unseen` (it ended, and not
-    through this server), or `-` if no end was recorded: the grant still lives, or its holder died. REFUSED counts how
+    END is `released`, `lost` (REASON says why), `broken` (REASON says by whom and why), `unseen` (it ended, but not
+    through this server), or `-` if no end was recorded: the grant is still live, or its holder died. REFUSED counts how
     often a fence refused the token.
 
     With `-o json`: one array, described by `leasehold docs reference/json`. `leasehold audit verify` tells whether the
@@ -75,15 +77,18 @@ def history(console: Console, name: str, files: tuple[str, ...]) -> None:
 def _from_server(console: Console, name: str) -> list[PastGrant]:
     with closing(ServerApi(console.url)) as server, reading("/v1/history"):
         found = server.get("/v1/history", namespace=console.namespace, name=name)
-        missing, grants = found["missing"], [_read(each) for each in reversed(found["grants"])]
+        missing, grants = list(map(str, found["missing"])), [_read(each) for each in reversed(found["grants"])]
     if missing:
-        console.say(f"not shown, because they do not answer: {', '.join(map(str, missing))}", error=True)
+        console.say(f"not shown, because they do not answer: {', '.join(missing)}", error=True)
     return grants
 
 
 def _read(each: Mapping[str, Any]) -> PastGrant:
     from leasehold.telemetry.audit.history import PastGrant
 
+    for members, kind in _TYPES:
+        if not all(isinstance(each[member], kind) for member in members):
+            raise TypeError(f"one of {members} has another type")
     return PastGrant(
         each["token"],
         each["fingerprint"],

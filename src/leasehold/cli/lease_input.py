@@ -12,7 +12,6 @@ from leasehold.cli.help import Command
 from leasehold.cli.options import usage_error_if
 from leasehold.client import lease_document
 from leasehold.errors import ConfigError
-from leasehold.model import Claim
 
 LEASE_VARIABLE: Final = "LEASEHOLD_LEASE"
 _MAX_BYTES: Final = 1 << 16  # a lease document has below 2,000, even with the longest names
@@ -32,7 +31,7 @@ class LeaseCommand(Command):
         return rest
 
 
-def read_lease() -> Claim:
+def read_lease() -> lease_document.Document:
     text = os.environ.get(LEASE_VARIABLE, "")
     if not text.strip():
         usage_error_if(

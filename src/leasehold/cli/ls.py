@@ -6,7 +6,7 @@ import click
 
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.cli.options import checked_prefix
 
 EXAMPLES = """
@@ -16,7 +16,7 @@ leasehold -o json ls | jq -r '.[] | select(.state == "held") | .name'
 """
 
 
-@click.command("ls", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
+@command("ls", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.CONFIG)
 @click.argument("prefix", type=checked_prefix, default="")
 @pass_console
 def ls(console: Console, prefix: str) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ from click.shell_completion import CompletionItem
 from leasehold.blocking import Client, Lock
 from leasehold.cli.console import Console
 from leasehold.config import LockArguments, check_ttl, parse_duration
+from leasehold.core import timing
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseholdError
 
@@ -76,6 +78,18 @@ def positive_seconds(value: str | float) -> float:
     return number
 
 
+seconds_option = partial(click.option, type=seconds, metavar="SECS")
+positive_seconds_option = partial(click.option, type=positive_seconds, metavar="SECS")
+
+
+def drift_share(value: str | float) -> float:
+    """A share of the time measured."""
+    try:
+        return timing.check_drift(float(value))
+    except ValueError:  # ConfigError is one
+        raise click.BadParameter(f"{value!r} is not a share between 0 and {timing.MAX_DRIFT}, such as 0.01") from None
+
+
 def label(value: str) -> str:
     """A short text, display only."""
     if not is_label(value):
@@ -91,66 +105,58 @@ def name_argument(command: F) -> F:
     return click.argument("name", type=checked_name, shell_complete=live_names)(command)
 
 
-def acquire_options(command: F) -> F:
-    """The options of `run` and `acquire`, the commands that acquire a lock."""
-    for option in reversed(
-        [
-            click.option("-n", "--nonblock", is_flag=True, help="Do not wait: exit 75 at once if NAME is busy."),
-            click.option(
-                "-w",
-                "--wait",
-                type=seconds,
-                metavar="SECS",
-                help="Wait for at most SECS, then exit 75. Default: wait for ever.",
-            ),
-            click.option("-x", "--exclusive", is_flag=True, help="Hold NAME exclusively. This is the default."),
-            click.option("-s", "--shared", is_flag=True, help="Share NAME with other shared holders, as a reader."),
-            click.option(
-                "--slots",
-                type=WholeNumber(min=1),
-                metavar="N",
-                help="Allow up to N holders at once, as a semaphore. All users of NAME must pass the same N.",
-            ),
-            click.option(
-                "--ttl",
-                type=positive_seconds,
-                default=30.0,
-                show_default=True,
-                metavar="SECS",
-                help="Time to live: the lease expires SECS after its last renewal.",
-            ),
-            click.option(
-                "--delay",
-                type=seconds,
-                default=0.0,
-                metavar="SECS",
-                help="After the lease is lost, keep NAME taken for SECS more. "
-                "Use it when the resource cannot check tokens.",
-            ),
-            click.option(
-                "--min-hold",
-                type=seconds,
-                default=0.0,
-                metavar="SECS",
-                help="Keep NAME taken for at least SECS even if it is released earlier, for example so that a cron job "
-                "runs once although the clocks of its hosts differ.",
-            ),
-            click.option(
-                "-E",
-                "--conflict-exit-code",
-                "busy_code",
-                type=WholeNumber(0, 255),
-                metavar="CODE",
-                help="Exit with CODE instead of 75 if NAME is busy.",
-            ),
-            click.option(
-                "--holder", type=label, metavar="TEXT", help="Label of the holder, display only. Default: host:pid."
-            ),
-            click.option("--purpose", type=label, metavar="TEXT", help="What the lock is for, display only."),
-        ]
-    ):
+def add_options(command: F, *options: Callable[[F], F]) -> F:
+    """The command with options, which its help lists in this order."""
+    for option in reversed(options):
         command = option(command)
     return command
+
+
+def acquire_options(command: F) -> F:
+    """The options of `run` and `acquire`, the commands that acquire a lock."""
+    return add_options(
+        command,
+        click.option("-n", "--nonblock", is_flag=True, help="Do not wait: exit 75 at once if NAME is busy."),
+        seconds_option("-w", "--wait", help="Wait for at most SECS, then exit 75. Default: wait for ever."),
+        click.option("-x", "--exclusive", is_flag=True, help="Hold NAME exclusively. This is the default."),
+        click.option("-s", "--shared", is_flag=True, help="Share NAME with other shared holders, as a reader."),
+        click.option(
+            "--slots",
+            type=WholeNumber(min=1),
+            metavar="N",
+            help="Allow up to N holders at once, as a semaphore. All users of NAME must pass the same N.",
+        ),
+        positive_seconds_option(
+            "--ttl",
+            default=30.0,
+            show_default=True,
+            help="Time to live: the lease expires SECS after its last renewal.",
+        ),
+        seconds_option(
+            "--delay",
+            default=0.0,
+            help="After the lease is lost, keep NAME taken for SECS more. "
+            "Use it when the resource cannot check tokens.",
+        ),
+        seconds_option(
+            "--min-hold",
+            default=0.0,
+            help="Keep NAME taken for at least SECS even if it is released earlier, for example so that a cron job "
+            "runs once although the clocks of its hosts differ.",
+        ),
+        click.option(
+            "-E",
+            "--conflict-exit-code",
+            "busy_code",
+            type=WholeNumber(0, 255),
+            metavar="CODE",
+            help="Exit with CODE instead of 75 if NAME is busy.",
+        ),
+        click.option(
+            "--holder", type=label, metavar="TEXT", help="Label of the holder, display only. Default: host:pid."
+        ),
+        click.option("--purpose", type=label, metavar="TEXT", help="What the lock is for, display only."),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,15 @@ class AcquireOptions:
         check_ttl_option(self.ttl)
         usage_error_if((self.slots or 1) > MAX_SLOTS, f"--slots {self.slots} is too large: the maximum is {MAX_SLOTS}")
 
-    def lock(self, client: Client, name: str, *, max_hold: float | None = None, outlives: bool = False) -> Lock:
+    def lock(
+        self,
+        client: Client,
+        name: str,
+        *,
+        max_hold: float | None = None,
+        outlives: bool = False,
+        strict: bool = False,
+    ) -> Lock:
         options: LockArguments = {
             "ttl": self.ttl,
             "wait": 0 if self.nonblock else self.wait,
@@ -193,6 +207,7 @@ class AcquireOptions:
             "max_hold": max_hold,
             "delay": self.delay,
             "require": {"outlives"} if outlives else (),
+            "strict": strict,
         }
         try:
             if self.slots is not None:
@@ -202,6 +217,28 @@ class AcquireOptions:
             return client.lock(name, **options)
         except ConfigError as bad:  # a number out of range; a missing feature of the engine is `Unsupported`
             raise click.UsageError(str(bad)) from None
+
+
+def strict_options(command: F) -> F:
+    """How long a command trusts its lease; for those that watch one."""
+    for option in (
+        click.option(
+            "--drift",
+            type=drift_share,
+            default=timing.DRIFT,
+            show_default=True,
+            metavar="SHARE",
+            help="How far the clocks of this machine and of the engine may drift apart, as a share of the time "
+            "measured. CMD must end this share of the ttl before the lease expires.",
+        ),
+        click.option(
+            "--strict",
+            is_flag=True,
+            help="Give the lease up when one renewal fails or is overdue, instead of retrying until its time is up.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def check_ttl_option(ttl: float) -> None:
@@ -232,14 +269,8 @@ key_file_option = click.option(
 
 def audit_options(command: F) -> F:
     """The options of commands that write audit records; `audit_hook` takes their values."""
-    for option in (
-        click.option(
-            "--audit-key-file",
-            envvar=KEY_FILE_VARIABLE,
-            show_envvar=True,
-            metavar="FILE",
-            help="Seal the audit records with the key in FILE.",
-        ),
+    return add_options(
+        command,
         click.option(
             "--audit",
             "audit_file",
@@ -247,11 +278,16 @@ def audit_options(command: F) -> F:
             show_envvar=True,
             metavar="FILE",
             help="Append audit records to FILE, described by `leasehold docs operations/audit`. If FILE cannot be "
-            "written, the lock is not acquired.",
+            "written, the command does nothing.",
         ),
-    ):
-        command = option(command)
-    return command
+        click.option(
+            "--audit-key-file",
+            envvar=KEY_FILE_VARIABLE,
+            show_envvar=True,
+            metavar="FILE",
+            help="Seal the audit records with the key in FILE.",
+        ),
+    )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import click
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.cli.options import WholeNumber
 from leasehold.runtime.base import run_sync
 
@@ -16,12 +16,12 @@ leasehold rebase --above 1741000000000417       above the highest token that a r
 """
 
 
-@click.command(
+@command(
     "rebase",
+    EXAMPLES,
+    exit_codes.UNREACHABLE,
+    exit_codes.CONFIG,
     short_help="Make new tokens exceed all old ones after a restore.",
-    cls=Command,
-    examples=EXAMPLES,
-    codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG),
 )
 @click.option(
     "--above",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import click
-
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
+from leasehold.cli.help import command
 from leasehold.cli.lease_input import LeaseCommand, read_lease
 from leasehold.client import lease_document
 from leasehold.runtime.base import run_sync
@@ -16,9 +15,7 @@ leasehold release < lease.json
 """
 
 
-@click.command(
-    "release", cls=LeaseCommand, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST)
-)
+@command("release", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST, cls=LeaseCommand)
 @pass_console
 def release(console: Console) -> int:
     """Release a lease, so that the next waiter can acquire the name.
@@ -29,9 +26,10 @@ def release(console: Console) -> int:
     Exits 79 if the lease had already ended: another holder may have had the name in the meantime. A second release of
     the same lease exits 79, too.
     """
-    claim = read_lease()
+    document = read_lease()
+    claim = document.claim
     with console.client() as client:
-        released = run_sync(lease_document.release(client._core, claim))
+        released = run_sync(lease_document.release(client._core, document))
     if console.json:
         console.put_json({"namespace": claim.namespace, "name": claim.name, "token": claim.token, "released": released})
     if released:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import click
-
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
+from leasehold.cli.help import command
 from leasehold.cli.lease_input import LeaseCommand, read_lease
-from leasehold.cli.options import positive_seconds
+from leasehold.cli.options import positive_seconds_option
 from leasehold.client import lease_document
 from leasehold.runtime.base import run_sync
 
@@ -17,15 +16,8 @@ leasehold renew --ttl 600 < lease.json
 """
 
 
-@click.command(
-    "renew", cls=LeaseCommand, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST)
-)
-@click.option(
-    "--ttl",
-    type=positive_seconds,
-    metavar="SECS",
-    help="New ttl, counted from now. Default: the ttl that the lease was acquired with.",
-)
+@command("renew", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.LOST, cls=LeaseCommand)
+@positive_seconds_option("--ttl", help="New ttl, counted from now. Default: the ttl that the lease was acquired with.")
 @pass_console
 def renew(console: Console, ttl: float | None) -> None:
     """Renew a lease.
@@ -36,9 +28,10 @@ def renew(console: Console, ttl: float | None) -> None:
 
     Exits 79 if the lease has ended: stop the work it protects.
     """
-    claim = read_lease()
+    document = read_lease()
+    claim = document.claim
     with console.client() as client:
-        left = run_sync(lease_document.renew(client._core, claim, ttl))
+        left = run_sync(lease_document.renew(client._core, document, ttl))
     if console.json:
         console.put_json(
             {"namespace": claim.namespace, "name": claim.name, "token": claim.token, "left": render.rounded(left)}

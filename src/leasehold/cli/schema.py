@@ -9,7 +9,7 @@ import click
 from leasehold import engines
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.errors import ConfigError
 
 EXAMPLES = """
@@ -21,13 +21,7 @@ leasehold schema mysql --role app@10.%                   with grants for an acco
 """
 
 
-@click.command(
-    "schema",
-    short_help="Print the SQL of an engine's tables and functions.",
-    cls=Command,
-    examples=EXAMPLES,
-    codes=(exit_codes.CONFIG,),
-)
+@command("schema", EXAMPLES, exit_codes.CONFIG, short_help="Print the SQL of an engine's tables and functions.")
 @click.argument("engine", type=click.Choice(["mysql", "postgresql"]))
 @click.option(
     "--schema",
@@ -37,7 +31,11 @@ leasehold schema mysql --role app@10.%                   with grants for an acco
     help="Name of the schema; in MySQL, of the database. Default: leasehold.",
 )
 @click.option("--role", metavar="ROLE", help="Also print grants that give ROLE what a client needs, and no more.")
-@click.option("--no-operator", is_flag=True, help="With --role: do not allow ROLE to list all locks or to break them.")
+@click.option(
+    "--no-operator",
+    is_flag=True,
+    help="With --role: do not allow ROLE to list all locks, to break them or to resize them.",
+)
 @pass_console
 def schema(console: Console, engine: str, name: str, role: str | None, no_operator: bool) -> None:
     """Print the SQL that creates the tables and functions of an engine.

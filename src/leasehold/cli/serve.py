@@ -81,8 +81,9 @@ def serve(ctx: click.Context, console: Console, /, config: Path | None, check: b
     Programs in any language acquire locks with HTTP requests; Python programs use `http://HOST:PORT` as the URL of
     their engine. Any number of servers may serve the same engine: they keep no state of their own.
 
-    Prints `listening on http://HOST:PORT` to stderr once it serves. SIGTERM lets requests under way end, sends waiting
-    callers to another server, and exits with 0. `leasehold docs server/tutorial` begins with five minutes of curl.
+    Prints `listening on http://HOST:PORT` to stderr once it is ready. On SIGTERM it finishes the requests in progress,
+    sends waiting callers to another server, and exits with 0. `leasehold docs server/tutorial` is a five-minute
+    introduction with curl.
 
     Every flag has an environment variable: LEASEHOLD_SERVE_ and its name, such as LEASEHOLD_SERVE_TLS_CERT.
     """

@@ -10,8 +10,8 @@ import click
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command, Group
-from leasehold.cli.options import positive_seconds
+from leasehold.cli.help import Group
+from leasehold.cli.options import positive_seconds_option
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
 from leasehold.server import keys
@@ -60,11 +60,7 @@ _right.__name__ = "right"  # in the help
 
 
 @key.command(
-    "create",
-    short_help="Create an API key and print it.",
-    cls=Command,
-    examples=CREATE_EXAMPLES,
-    codes=(exit_codes.CONFIG,),
+    "create", short_help="Create an API key and print it.", examples=CREATE_EXAMPLES, codes=(exit_codes.CONFIG,)
 )
 @click.argument("who")
 @KEYS
@@ -76,9 +72,7 @@ _right.__name__ = "right"  # in the help
     metavar="VERBS:NAMESPACE:PREFIX",
     help="What the key may do. Can be repeated.",
 )
-@click.option(
-    "--expires", type=positive_seconds, metavar="SECS", help="When the key ends, such as 90d. Default: never."
-)
+@positive_seconds_option("--expires", help="When the key expires, such as 90d. Default: never.")
 @click.option(
     "--certificate",
     is_flag=True,
@@ -121,9 +115,7 @@ def create(
         console.put(made)
 
 
-@key.command(
-    "list", short_help="List the API keys of a file.", cls=Command, examples=EXAMPLES, codes=(exit_codes.CONFIG,)
-)
+@key.command("list", short_help="List the API keys of a file.", examples=EXAMPLES, codes=(exit_codes.CONFIG,))
 @KEYS
 @pass_console
 def list_(console: Console, path: Path) -> None:
@@ -150,9 +142,7 @@ def list_(console: Console, path: Path) -> None:
         console.put("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[4]]))
 
 
-@key.command(
-    "revoke", short_help="Revoke the API key of WHO.", cls=Command, examples=EXAMPLES, codes=(exit_codes.CONFIG,)
-)
+@key.command("revoke", short_help="Revoke the API key of WHO.", examples=EXAMPLES, codes=(exit_codes.CONFIG,))
 @click.argument("who")
 @KEYS
 @pass_console

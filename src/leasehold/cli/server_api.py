@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -34,13 +35,17 @@ def reading(path: str) -> Iterator[None]:
     """Around code that takes an answer of the server apart: Unavailable if the answer has another form."""
     try:
         yield
+    except wire.Malformed as error:
+        raise _another_form(path) from error
     except LeaseholdError:
         raise
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        text = (
-            f"the server's answer to {path} has another form than this version of Leasehold knows: check the URL, and"
-        )
-        raise Unavailable(f"{text} whether `leasehold --version` is older than that of the server") from error
+        raise _another_form(path) from error
+
+
+def _another_form(path: str) -> Unavailable:
+    text = f"the server's answer to {path} has another form than this version of Leasehold knows: check the URL, and"
+    return Unavailable(f"{text} whether `leasehold --version` is older than that of the server")
 
 
 class ServerApi:
@@ -90,7 +95,7 @@ class ServerApi:
         found = None
         if body.count(b"[") + body.count(b"{") <= _MAX_CONTAINERS and body.count(b",") <= _MAX_VALUES:
             with suppress(ValueError, RecursionError):
-                found = json.loads(body)
+                found = json.loads(body, parse_float=_finite, parse_constant=_finite)
         if not isinstance(found, dict):
             text = f"the server answered {path} with {status}, and not as a Leasehold server does"
             raise Unavailable(text, engine=self._config.scheme)
@@ -104,6 +109,13 @@ class ServerApi:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _finite(text: str) -> float:
+    """A number that can be computed with, and written as JSON again: neither NaN, nor Infinity, nor 1e400."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError("not a number of JSON")
+    return number
 
 
 class _Response(http.client.HTTPResponse):

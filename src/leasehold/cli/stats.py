@@ -10,8 +10,8 @@ import click
 
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
-from leasehold.cli.options import positive_seconds
+from leasehold.cli.help import command
+from leasehold.cli.options import positive_seconds_option
 from leasehold.cli.server_api import ServerApi, is_server, reading
 from leasehold.core.deadlocks import deadlocks
 from leasehold.core.texts import escape
@@ -28,19 +28,11 @@ _GROUPS: Final = 5
 _COLUMNS: Final = ("GROUP", "ACQUIRES/S", "CONTENTION", "DIRECT P95", "QUEUED P95", "LOST", "REFUSED")
 
 
-@click.command(
-    "stats",
-    short_help="Print rates, latencies and losses.",
-    cls=Command,
-    examples=EXAMPLES,
-    codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG),
-)
-@click.option(
+@command("stats", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.CONFIG, short_help="Print rates, latencies and losses.")
+@positive_seconds_option(
     "--since",
-    type=positive_seconds,
     default="5m",
     show_default=True,
-    metavar="SECS",
     help="Statistics of the last SECS, in steps of 10 seconds; at most one hour.",
 )
 @pass_console
@@ -50,8 +42,8 @@ def stats(console: Console, since: float) -> None:
     Needs a lock server, which remembers one hour of what went through it and its peers. With the URL of an engine, this
     prints what the engine knows: holders and waiters now.
 
-    `direct` are acquires that met no other holder: their time is what the engine and the network cost. `queued` are
-    those that waited. Contention is the share of acquires that met another holder, errors the share that got no answer
+    `direct` acquires met no other holder: their time is what the engine and the network cost. `queued` acquires had to
+    wait. Contention is the share of acquires that met another holder, errors the share that got no answer
     from the engine. Quantiles are estimated from histograms.
 
     With `-o json`: one object, described by `leasehold docs reference/json`.

@@ -17,8 +17,8 @@ import click
 from leasehold.blocking import Client
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
-from leasehold.cli.options import checked_prefix, positive_seconds, seconds
+from leasehold.cli.help import command
+from leasehold.cli.options import checked_prefix, positive_seconds_option, seconds_option
 from leasehold.core import timing
 from leasehold.core.texts import escape
 from leasehold.errors import Unavailable
@@ -37,17 +37,12 @@ leasehold -o json watch | jq -c 'select(.change == "gone") | .name'
 """
 
 
-@click.command("watch", cls=Command, examples=EXAMPLES, codes=(exit_codes.CONFIG, exit_codes.SIGNALLED))
+@command("watch", EXAMPLES, exit_codes.CONFIG, exit_codes.SIGNALLED)
 @click.argument("prefix", type=checked_prefix, default="")
-@click.option(
-    "--interval",
-    type=positive_seconds,
-    default=2.0,
-    show_default=True,
-    metavar="SECS",
-    help="Poll at least every SECS, and more often while locks change.",
+@positive_seconds_option(
+    "--interval", default=2.0, show_default=True, help="Poll at least every SECS, and more often while locks change."
 )
-@click.option("--for", "lasting", type=seconds, metavar="SECS", help="Stop after SECS. Default: run until Ctrl-C.")
+@seconds_option("--for", "lasting", help="Stop after SECS. Default: run until Ctrl-C.")
 @pass_console
 def watch(console: Console, prefix: str, interval: float, lasting: float | None) -> None:
     """Watch holders and waiters change.

@@ -7,9 +7,12 @@ lock.py            BaseLock: locks, read and write locks, semaphores; reentrancy
 lease.py           BaseLease: state, validity, renewal answers, release, loss
 watchdog.py        the background renewer: heartbeats, renewals, pending releases
 held_locks.py      which `with` blocks hold what, per thread or task
+breaker.py         the circuit breaker: an engine that does not answer is asked once a second
 callbacks.py       the thread that runs callbacks and event hooks
 decorator.py       `@client.locked`: lock names from arguments, the `lease` parameter
 lease_document.py  a lease as JSON, for another process
+deadlock_search.py  cycles found while a caller waits: `on_deadlock="raise"`
+any_of.py          one name of several, in all their queues at once
 multilock.py       several locks, all or nothing
 election.py        leader election
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from leasehold import log_lines
+from leasehold.client.deadlock_search import WaitSearch
 from leasehold.config import check_required
 from leasehold.core import timing
 from leasehold.core.texts import server_text
@@ -16,8 +17,8 @@ from leasehold.errors import NotAcquired, NotSent, Reentered, SelfDeadlock, Unav
 from leasehold.model import NO_MIN_HOLD, Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
-    from leasehold.client.core import ClientCore
     from leasehold.client.lock import BaseLock
+    from leasehold.engines.registry import Waiter
 
 L = TypeVar("L")
 
@@ -77,6 +78,10 @@ class AcquireRequest(Generic[L]):
         fields.update(event="waiting", namespace=claim.namespace, lock=claim.name, engine=self.lock._core.engine_name)
         _log.info("%s", text, extra=log_lines.extra(**fields))
 
+    def add_waiter(self, claim: Claim) -> Waiter:
+        core = self.lock._core
+        return core.registry.add_waiter(claim, core.runtime)
+
     def with_new_id(self, claim: Claim) -> Claim:
         self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
         return self.claim
@@ -87,7 +92,7 @@ class AcquireRequest(Generic[L]):
         core, options = lock._core, lock.options
         if options.require:  # the server may have restarted with other settings while this waited
             check_required(options.require, core.traits, core.engine_name)
-        lease: L = lock._lease_type(core, claim, grant, asked_at, valid_until, options.max_hold)
+        lease: L = lock._lease_type(core, claim, grant, asked_at, valid_until, options.max_hold, options.strict)
         core.register(lease, connection_epoch)  # type: ignore[arg-type]
         return lease
 
@@ -141,11 +146,13 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 claim, failures = _with_queue(claim, deadline), failures + 1
                 request.report_waiting(now(), error)
                 pause = max(timing.outage_pause(failures, core.runtime.random()), error.retry_in or 0.0)
-                await _pause(core, claim, pause)
+                await _pause(request, claim, pause)
                 engine = request.get_engine()
                 continue
             if isinstance(reply, Grant):
-                valid_until = timing.valid_until(asked_at, reply.ttl)
+                valid_until = timing.valid_until(asked_at, reply.ttl, core.options.drift)
+                if options.strict:
+                    valid_until = min(valid_until, timing.overdue_at(asked_at, reply.ttl))
                 if now() < valid_until:
                     return request.register(claim, reply, asked_at, valid_until, connection_epoch)
                 request.answered = True
@@ -175,11 +182,16 @@ async def acquire(request: AcquireRequest[L]) -> L:
             if claim.queue:
                 if not request.waited:
                     request.waited, request.position = True, reply.position
+                    search = WaitSearch(core, now()) if options.on_deadlock == "raise" else None
                 # The claim stays queued meanwhile (E7).
                 try:
                     request.report_waiting(now(), reply)
                     seconds = min(remaining, timing.recheck_interval(reply.position), request.until_report(now()))
+                    if search is not None:
+                        seconds = min(seconds, search.seconds_left(now()))
                     await engine.wait(claim, reply, seconds)
+                    if search is not None:
+                        await search.search_if_due(claim)
                 except Unavailable:
                     if not retries:
                         raise
@@ -202,11 +214,11 @@ def _for_display(busy: Busy) -> Busy:
     return busy._replace(holder=holder, token=busy.token if isinstance(busy.token, int) else None)
 
 
-async def _pause(core: ClientCore, claim: Claim, seconds: float) -> None:
+async def _pause(request: AcquireRequest[L], claim: Claim, seconds: float) -> None:
     """Sleep until the next try, at most until `wait` is over. The claim is registered as a waiter, so that `close()`
     and notifications end the pause."""
-    runtime = core.runtime
-    waiter, end = core.registry.add_waiter(claim, runtime), min(runtime.now() + seconds, claim.wait_deadline)
+    runtime = request.lock._core.runtime
+    waiter, end = request.add_waiter(claim), min(runtime.now() + seconds, claim.wait_deadline)
     while not waiter.cancelled and not waiter.woken and (left := end - runtime.now()) > 0:
         await waiter.signal.wait(left)
 

@@ -8,7 +8,7 @@ import signal
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import ClassVar, Protocol
 
 from leasehold.client.core import ClientCore
@@ -24,8 +24,10 @@ from leasehold.config import (
     check_seconds,
     lock_options,
 )
+from leasehold.core import timing
 from leasehold.core.deadlocks import Deadlock, deadlocks, seen_in_both
 from leasehold.core.names import check_name, check_prefix
+from leasehold.credentials import PasswordArgument
 from leasehold.engines.base import Opener
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
@@ -52,7 +54,7 @@ class BaseClient:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | object | None = None,
         *,
         namespace: str = "",
         holder: str | None = None,
@@ -61,12 +63,19 @@ class BaseClient:
         on_event: Hook | None = None,
         max_ttl: Duration = DAY,
         breaker: bool = False,
+        password: PasswordArgument | None = None,
+        drift: float = timing.DRIFT,
         engine: Opener | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         ttl, call_timeout = check_seconds("ttl", ttl), check_seconds("call_timeout", call_timeout)
         max_ttl = check_seconds("max_ttl", max_ttl)
-        options = ClientOptions(url, namespace, holder, ttl, call_timeout, on_event, max_ttl, breaker)
+        if url is not None and not isinstance(url, str):
+            from leasehold.pools import settings_of  # only here: it would slow `import leasehold` down
+
+            url, found = settings_of(url)
+            password = found if password is None else password
+        options = ClientOptions(url, namespace, holder, ttl, call_timeout, on_event, max_ttl, breaker, password, drift)
         config = (
             options.engine_config()
             if engine is None or url is not None
@@ -99,7 +108,7 @@ class BaseClient:
     def _new_client(self, url: str) -> BaseClient:
         """A client of the same kind for another URL, even if a subclass has other arguments."""
         client = BaseClient.__new__(type(self))
-        BaseClient.__init__(client, url, call_timeout=self._options.call_timeout)
+        BaseClient.__init__(client, url, call_timeout=self._options.call_timeout, drift=self._options.drift)
         return client
 
     @property
@@ -147,6 +156,17 @@ class BaseClient:
             core.emit("broken", claim, token=token, actor=claim.holder.label, why=why)
         return broken
 
+    async def _set_limit(self, name: str, limit: int | None, why: str | None) -> None:
+        check_name(name)
+        if limit is not None:
+            check_limit(limit)
+        if why is not None and not isinstance(why, str):
+            raise ConfigError(f"why must be the reason of the new limit, as text for the event, not {why!r}")
+        core = self._core
+        await core.engine().set_limit(self._options.namespace, name, limit, core.deadline())
+        claim = Claim(self._options.namespace, name, "", "", core.holder(None, None), 0.0)
+        core.emit("resized", claim, actor=claim.holder.label, why=why, limit=limit)
+
     async def _rebase(self, floor: int) -> int:
         """Make new tokens exceed `floor` and what the engine's clock gave so far. Returns the number they follow."""
         core = self._core
@@ -180,16 +200,7 @@ def semaphore_shape(limit: int) -> Shape:
 
 
 def _rebuild(kind: type[BaseClient], options: ClientOptions) -> BaseClient:
-    return kind(
-        options.url,
-        namespace=options.namespace,
-        holder=options.holder,
-        ttl=options.ttl,
-        call_timeout=options.call_timeout,
-        on_event=options.on_event,
-        max_ttl=options.max_ttl,
-        breaker=options.breaker,
-    )
+    return kind(**{option.name: getattr(options, option.name) for option in fields(options)})
 
 
 def _register_for_hooks(core: ClientCore, at_exit: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from leasehold.core.breaker import MAX_UNANSWERED, PROBE_INTERVAL, Breaker
 from leasehold.engines.base import Engine, WrappedEngine
-from leasehold.errors import LeaseholdError, NotSent, Reentered, Unavailable
+from leasehold.errors import LeaseholdError, NotSent, Reentered, TransactionOpen, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.base import Runtime
 
@@ -79,6 +79,10 @@ class BreakerEngine(WrappedEngine):
         self._breaker.refuse_if_open()
         return await self._counted(self._engine.break_(namespace, name, token, deadline))
 
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        self._breaker.refuse_if_open()
+        await self._counted(self._engine.set_limit(namespace, name, limit, deadline))
+
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         self._breaker.refuse_if_open()
         return await self._counted(self._engine.inspect(namespace, prefix, exact, deadline))
@@ -105,6 +109,9 @@ class BreakerEngine(WrappedEngine):
         try:
             answer = await call
         except Reentered:  # not a word about the engine
+            raise
+        except TransactionOpen:  # that is an answer
+            self._breaker.on_answer()
             raise
         except Unavailable as error:
             self._breaker.on_silence(error)

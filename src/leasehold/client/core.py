@@ -17,14 +17,16 @@ from leasehold import log_lines
 from leasehold.client.acquire import fast_tuple, without_min_hold
 from leasehold.client.breaker import BreakerEngine, SharedBreaker
 from leasehold.client.callbacks import CallbackThread
+from leasehold.client.deadlock_search import DeadlockSearches
 from leasehold.client.held_locks import HeldLocks
 from leasehold.client.watchdog import Watchdog
 from leasehold.config import ClientOptions, EngineConfig, check_required, default_holder
 from leasehold.core import timing
 from leasehold.core.names import owner_of
+from leasehold.core.texts import escape
 from leasehold.engines.base import Engine, Opener
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
-from leasehold.errors import ConfigError, NotAcquired, Reentered, StaleToken, Unavailable
+from leasehold.errors import ConfigError, Deadlocked, NotAcquired, Reentered, StaleToken, Unavailable
 from leasehold.events import Event, EventKind, FenceKind, Hook, call_hook, count_dropped_event
 from leasehold.model import Claim, Holder, Reason, Traits
 from leasehold.runtime.base import Runtime
@@ -50,6 +52,7 @@ def _deliver(hook: Hook | None, event: Event, logged: bool) -> None:
 class ClientCore:
     def __init__(self, options: ClientOptions, config: EngineConfig, opener: Opener, runtime: Runtime) -> None:
         self.options, self.config, self.runtime = options, config, runtime
+        self.engine_name = config.scheme  # in events and errors; never its address
         self._opener = opener
         # Whether acquires, renewals and releases are reported: to a hook, or to the log at DEBUG. Every call asks.
         self.reports: Callable[[], bool] = (
@@ -59,6 +62,7 @@ class ClientCore:
         self.registry = ClaimRegistry(runtime, runtime.random_bytes(8).hex())
         self.callbacks = CallbackThread(runtime)
         self.held_locks = HeldLocks(runtime)
+        self.deadlock_searches = DeadlockSearches(self)
         self.watchdog = Watchdog(
             runtime,
             self.registry,
@@ -84,11 +88,6 @@ class ClientCore:
         self._host, self._pid = os.uname().nodename if hasattr(os, "uname") else "", os.getpid()
         self._label = self.options.holder or default_holder()
         self._holder = Holder(self._label, self._host, self._pid)
-
-    @property
-    def engine_name(self) -> str:
-        """The engine's name in events and errors: its scheme, never its address."""
-        return self.config.scheme
 
     @property
     def traits(self) -> Traits:
@@ -206,6 +205,7 @@ class ClientCore:
         actor: str | None = None,
         why: str | None = None,
         position: int | None = None,
+        limit: int | None = None,
         on_callback_thread: bool = False,
     ) -> None:
         """Log an event, and pass it to the client's hook. `on_callback_thread`: not on this thread, which may be the
@@ -221,7 +221,7 @@ class ClientCore:
             Event,
             (
                 kind,
-                self.config.scheme,
+                self.engine_name,
                 namespace,
                 name,
                 runtime.wall(),
@@ -243,6 +243,7 @@ class ClientCore:
                 why,
                 group,
                 position,
+                limit,
             ),
         )
         if on_callback_thread:
@@ -260,7 +261,7 @@ class ClientCore:
         self, claim: Claim, began: float, queued: bool, position: int | None, error: BaseException
     ) -> None:
         about: dict[str, Any] = {"since": began, "queued": queued, "position": position}
-        if isinstance(error, NotAcquired):
+        if isinstance(error, NotAcquired) and not isinstance(error, Deadlocked):
             self.emit("busy", claim, token=error.token, reason=error.holder, **about)
             return
         # Engines have subclasses of `Unavailable`, which are their own affair.
@@ -297,7 +298,7 @@ class ClientCore:
             reason=str(error),
             error="Unavailable",
             ttl=lease._validity.ttl,
-            left=lease._validity.left(self.runtime.now()),
+            left=lease._left(lease._validity, self.runtime.now()),
             slot=lease.slot,
             on_callback_thread=True,
         )
@@ -372,7 +373,7 @@ class ClientCore:
             if not unconfirmed.claim.id:
                 continue  # from a wake-up for a claim that this client does not know: not one of its leases
             text = "the engine did not confirm the release of %s in time: it may stay held until its ttl is over"
-            _log.warning(text, unconfirmed.claim.name)
+            _log.warning(text, escape(unconfirmed.claim.name))
 
     # ----------------------------------------------- interpreter exit
 
@@ -429,6 +430,7 @@ class ClientCore:
         self.registry.waiting.clear()
         self.registry.pending_releases.clear()
         self.registry.held.clear()
+        self.registry.released_on_commit.clear()
         self.registry.client_id = self.runtime.random_bytes(8).hex()
         self.callbacks.after_fork()
         self.watchdog.after_fork()

@@ -60,6 +60,7 @@ class HeldLock:
     task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
     released: bool = False  # leaving the `with` releases nothing more
     entered: EnteredLeases = field(default_factory=EnteredLeases)  # what ENTERED has of its `with`
+    order: int = 0  # of a pool (`any_of`): one `with` may be inside another, each with another name
     reentered: bool = False  # a hold of a lease that was held before: it counts in the lease's depth, recorded or not
 
 
@@ -108,9 +109,11 @@ class HeldLocks:
                 popped.append(held_locks[0])
                 del self._held[own_key]  # the common case
                 return held_locks[0]
+            # All names of this thread or task: the lock may be one of a pool (`any_of`).
+            own_keys = [key for key in self._held if key[0] is own_key[0]]
             held_lock = self._find_newest(
                 list(self._held), lambda other: other.lock is lock and other.frame == frame
-            ) or self._find_newest([own_key], lambda other: other.lock is lock)
+            ) or self._find_newest(own_keys, lambda other: other.lock is lock)
             if held_lock is None:
                 matching = [e for held_locks in self._held.values() for e in held_locks if e.lock is lock]
                 held_lock = matching[0] if len(matching) == 1 else None
@@ -153,15 +156,17 @@ class HeldLocks:
         return self._pop_newest(list(self._held), lambda held_lock: held_lock.lock is lock and held_lock.frame == frame)
 
     def _find_newest(self, keys: list[Key], matches: Callable[[HeldLock], bool]) -> HeldLock | None:
-        return next((e for key in keys for e in reversed(self._held.get(key, ())) if matches(e)), None)
+        found = (e for key in keys for e in reversed(self._held.get(key, ())) if matches(e))
+        return max(found, key=lambda held_lock: held_lock.order, default=None)  # the first of equals
 
     def _pop_newest(self, keys: list[Key], matches: Callable[[HeldLock], bool]) -> HeldLock | None:
-        for key in keys:
+        newest = self._find_newest(keys, matches)
+        for key in keys if newest is not None else ():
             held_locks = self._held.get(key, [])
             for index in reversed(range(len(held_locks))):
-                if matches(held_locks[index]):
-                    held_lock = held_locks.pop(index)
+                if held_locks[index] is newest:
+                    held_locks.pop(index)
                     if not held_locks:
                         del self._held[key]
-                    return held_lock
+                    return newest
         return None

@@ -56,12 +56,9 @@ class Validity(NamedTuple):
 
     asked_at: float  # when the request was sent whose answer this is (E8)
     ttl: float  # the life that the engine granted
-    valid_until: float  # the local deadline: `asked_at` plus the ttl, less drift; or when `max_hold` is over
-
-    def left(self, now: float) -> float:
-        """Seconds to trust it unless it is renewed, for events. Without `max_hold`: how late renewals are answered is
-        what `left` shows, and the end that a caller has set says nothing about that."""
-        return timing.valid_until(self.asked_at, self.ttl) - now
+    # The local deadline: `asked_at` plus the ttl, less drift; or when `max_hold` is over; or, if the lease is strict,
+    # when its renewal is overdue.
+    valid_until: float
 
 
 class Renewal(NamedTuple):
@@ -71,6 +68,7 @@ class Renewal(NamedTuple):
     claim: Claim
     reply: Alive | Gone | Unavailable
     explicit: bool = False  # by the holder, who may change the ttl; else by the watchdog
+    only_extends: bool = False  # by `ensure`: applied only if the lease then lives longer
 
 
 class BaseLease:
@@ -78,6 +76,7 @@ class BaseLease:
 
     __slots__ = (
         "__weakref__",
+        "_at_risk_callbacks",
         "_callbacks",
         "_claim",
         "_core",
@@ -88,6 +87,7 @@ class BaseLease:
         "_interrupt",
         "_lost_reason",
         "_max_hold_at",
+        "_release_on_commit",
         "_release_started",
         "_renew_at",
         "_renewal_attempted",
@@ -95,15 +95,23 @@ class BaseLease:
         "_renewal_entry_id",
         "_renewal_failed",
         "_signals",
+        "_strict",
         "_token",
         "_validity",
         "slot",
     )
 
     def __init__(
-        self, core: ClientCore, claim: Claim, grant: Grant, asked_at: float, valid_until: float, max_hold: float | None
+        self,
+        core: ClientCore,
+        claim: Claim,
+        grant: Grant,
+        asked_at: float,
+        valid_until: float,
+        max_hold: float | None,
+        strict: bool = False,
     ) -> None:
-        self._core, self._claim = core, claim
+        self._core, self._claim, self._strict = core, claim, strict
         self._token: int | None  # None: not granted by the engine
         self._token, ttl, self.slot = grant
         self._grant_asked_at = asked_at
@@ -117,10 +125,12 @@ class BaseLease:
         self._final_state: LeaseState | None = None
         self._lost_reason: Reason | None = None
         self._renewal_failed = self._renewal_attempted = self._release_started = False
+        self._release_on_commit = False  # a transaction of the caller releases it, if it commits
         self._depth = 1
         # Its newest entries in the watchdog's heaps; older ones are void.
         self._renewal_entry_id = self._expiry_entry_id = -1
         self._callbacks: list[Callable[[Self], object]] | None = None
+        self._at_risk_callbacks: list[Callable[[Self], object]] | None = None
         self._signals: list[Signal] | None = None
         self._interrupt: Interrupt | None = None
         self._renewal_claim: Claim | None = None  # the claim that renewals send
@@ -191,6 +201,16 @@ class BaseLease:
     def _until_deadline(self) -> float:
         return max(0.0, self._validity.valid_until - self._core.runtime.now()) if self._final_state is None else 0.0
 
+    def _left(self, validity: Validity, now: float) -> float:
+        """Seconds that the engine surely keeps the grant unless it is renewed. For events without `max_hold`: how late
+        renewals are answered is what `left` shows, and the end that a caller has set says nothing about that."""
+        return timing.valid_until(validity.asked_at, validity.ttl, self._core.options.drift) - now
+
+    def _until_engine_deadline(self) -> float:
+        """Seconds until the work must have ended. A strict lease is lost before that."""
+        now = self._core.runtime.now()
+        return max(0.0, min(self._left(self._validity, now), self._max_hold_at - now))
+
     @property
     def lost_reason(self) -> Reason | None:
         """Why the lease is LOST; None if it is not LOST."""
@@ -208,13 +228,30 @@ class BaseLease:
         Not promised: if this process is paused, the next holder may start before the callback runs. `check()` depends
         on no thread: it compares the clock.
         """
-        if not callable(callback) or inspect.iscoroutinefunction(callback):
-            raise ConfigError("on_lost takes a plain function of one argument, the lease; it runs on another thread")
+        _check_callback("on_lost", callback)
         with self._core.mutex:
             if self._final_state is None:
                 self._callbacks = [*(self._callbacks or ()), callback]
                 return
         if self._final_state is LOST:
+            self._core.callbacks.submit(callback, self)
+
+    def on_at_risk(self, callback: Callable[[Self], object]) -> None:
+        """Call `callback(lease)` each time the lease becomes AT_RISK because a renewal failed or the connection to the
+        engine was lost: once until a renewal has succeeded again. On the client's callback thread; at once if that has
+        happened already, and no renewal has succeeded since. A lease of a strict lock is lost instead if a renewal
+        fails.
+
+        Not promised: that it runs as soon as `state` is AT_RISK. While a renewal is overdue and not yet given up, only
+        `state` says so.
+        """
+        _check_callback("on_at_risk", callback)
+        with self._core.mutex:
+            if self._final_state is not None:
+                return
+            self._at_risk_callbacks = [*(self._at_risk_callbacks or ()), callback]
+            is_reported = self._renewal_failed
+        if is_reported:
             self._core.callbacks.submit(callback, self)
 
     def __repr__(self) -> str:
@@ -305,6 +342,33 @@ class BaseLease:
             return False
         return True
 
+    def _end_handed_over(self) -> bool:
+        """End it as RELEASED, and send nothing: another process goes on with the grant. False: it had already ended."""
+        if not self._end_released("handed over"):
+            return False
+        self._core.held_locks.mark_released(self)
+        return True
+
+    def _end_committed(self) -> bool:
+        """The engine has no such grant any more: end it as RELEASED if a transaction was to release it when it commits.
+        False: none was, or it has already ended. After the local deadline the ttl may have ended the grant."""
+        if not self._release_on_commit or not self._end_released("committed", on_callback_thread=True):
+            return False
+        self._core.registry.retry_release(self._claim)  # the commit may not have woken the next waiter
+        return True
+
+    def _end_released(self, reason: str, on_callback_thread: bool = False) -> bool:
+        core = self._core
+        with core.mutex:
+            if not self.held:
+                return False
+            self._final_state, self._release_started = RELEASED, True
+        core.watchdog.unwatch(self._claim.id_hash)
+        self._set_signals()
+        about = (self._claim, self._token, self._grant_asked_at, self.slot)
+        core.emit("released", *about, reason=reason, on_callback_thread=on_callback_thread)
+        return True
+
     def _invalidate(self, reason: Reason) -> None:
         """End it as LOST without any notification: this process or client no longer has a say over the grant."""
         self._final_state, self._lost_reason = LOST, reason
@@ -369,6 +433,8 @@ class BaseLease:
         """The engine answered a release: it had no such grant any more. Before the local deadline that proves a loss,
         unless the answer is to a repeated request (None): the request sent before may have ended the grant."""
         core = self._core
+        if self._release_on_commit:  # then the commit has ended it
+            return
         if ended is None or core.runtime.now() >= self._validity.valid_until:
             cause = "the first of several requests" if ended is None else "its ttl"
             text = "%s (token %d) was over when its release arrived: ended by %s, or lost before that"
@@ -428,8 +494,35 @@ class BaseLease:
 
     # -------------------------------------------------------- renewing it
 
-    async def _renew(self, ttl: Duration | None) -> None:
-        """Renew it for `ttl` seconds from now. Raises `LeaseLost` or `Unavailable`."""
+    async def _ensure(self, seconds: Duration) -> None:
+        """Renew it unless it can be trusted for `seconds` more."""
+        wanted = check_seconds("seconds", seconds)
+        core = self._core
+        while True:
+            self.check()
+            now = core.runtime.now()
+            if now + wanted > self._max_hold_at:
+                left = self._max_hold_at - now
+                raise ConfigError(f"{self.name} cannot last {wanted:g} s more: its max_hold ends it in {left:.1f} s")
+            if self.remaining >= wanted and self.guaranteed:
+                return
+            # An answer comes within `call_timeout`, or the renewal has failed.
+            margin = min(core.options.call_timeout, self.remaining)
+            ttl = timing.ttl_to_last(wanted + margin, core.options.drift, self._strict)
+            if ttl > core.options.max_ttl:
+                raise ConfigError(
+                    f"{self.name} cannot last {wanted:g} s more: with the time of a call and the drift, that takes a "
+                    f"ttl of {ttl:.4g} s, and the client allows {core.options.max_ttl:.15g} s; pass max_ttl= to it"
+                )
+            granted = await self._renew(max(ttl, self._claim.ttl), only_extends=True)
+            if granted.valid_until - granted.asked_at < wanted and granted.valid_until < self._max_hold_at:
+                raise ConfigError(
+                    f"{self.name} cannot last {wanted:g} s more: {core.engine_name} grants it for at most "
+                    f"{granted.ttl:.4g} s at a time, however long the ttl is"
+                )
+
+    async def _renew(self, ttl: Duration | None, only_extends: bool = False) -> Validity:
+        """Renew it for `ttl` seconds from now. Raises `LeaseLost` or `Unavailable`. Returns what the engine granted."""
         if ttl is not None:
             ttl = check_ttl(ttl, self._core.options.max_ttl)
         self.check()
@@ -440,11 +533,15 @@ class BaseLease:
         deadline = asked_at + min(core.options.call_timeout, self.remaining)
         self._renewal_attempted = True
         (reply,) = await core.engine().renew([claim], deadline)
-        self._on_renewal(Renewal(asked_at, claim, reply, explicit=True))
+        renewal = Renewal(asked_at, claim, reply, True, only_extends)
+        self._on_renewal(renewal)
         if isinstance(reply, Unavailable):
+            if self._strict:  # then it is lost
+                self.check()
             raise reply
         self.check()
         core.watchdog.watch(self)  # the next renewal may be due sooner than planned
+        return self._validity if isinstance(reply, Gone) else self._validity_from(renewal, reply)
 
     def _claim_for_renewal(self, ttl: float | None = None) -> Claim:
         """The claim to send, with its token, so that only this very grant is renewed. The same object each time: an
@@ -457,7 +554,8 @@ class BaseLease:
     def _on_renewal(self, renewal: Renewal) -> None:
         """Apply the engine's answer to a renewal, unless the lease has ended meanwhile."""
         if isinstance(renewal.reply, Gone):
-            self._end_lost(renewal.reply.reason)
+            if renewal.reply.reason != "unknown" or not self._end_committed():
+                self._end_lost(renewal.reply.reason)
         elif isinstance(renewal.reply, Alive):
             self._on_renewed(renewal, renewal.reply)
         else:
@@ -470,10 +568,11 @@ class BaseLease:
                 return
             previous, now = self._validity, core.runtime.now()
             in_time = now < previous.valid_until
-            if in_time and not self._is_outdated(renewal):
+            validity = self._validity_from(renewal, reply)
+            if in_time and not self._is_outdated(renewal, validity):
                 if claim.ttl != self._claim.ttl:
                     self._claim = self._claim._replace(ttl=claim.ttl)
-                self._validity = self._validity_from(renewal, reply)
+                self._validity = validity
                 self._renew_at = timing.renew_at(renewal.asked_at, self._validity.ttl, core.runtime.random())
                 self._renewal_failed = self._renewal_attempted = False
         if not in_time:  # a caller may have read LOST already: it must not change back
@@ -485,14 +584,16 @@ class BaseLease:
                 token=self.token,
                 since=renewal.asked_at,
                 ttl=previous.ttl,
-                left=previous.left(now),
+                left=self._left(previous, now),
                 slot=self.slot,
                 on_callback_thread=True,
             )
 
-    def _is_outdated(self, renewal: Renewal) -> bool:
+    def _is_outdated(self, renewal: Renewal, validity: Validity) -> bool:
         """Whether a later answer was applied already. Only an explicit renewal changes the ttl: one by the watchdog
         with another ttl than the lease's was sent before the change."""
+        if renewal.only_extends:
+            return validity.valid_until <= self._validity.valid_until
         changes_ttl = renewal.claim.ttl != self._claim.ttl
         sent_before_latest = renewal.asked_at < self._validity.asked_at
         return not renewal.explicit if changes_ttl else sent_before_latest
@@ -502,8 +603,8 @@ class BaseLease:
         if life > wanted:  # the engine may round the ttl up; more life than that is left of an earlier, longer ttl
             traits = self._core.traits
             life = min(life, timing.granted_ttl(wanted, traits.min_ttl, traits.ttl_step))
-        valid_until = min(timing.valid_until(renewal.asked_at, life), self._max_hold_at)
-        return Validity(renewal.asked_at, life, valid_until)
+        valid_until = timing.trusted_until(renewal.asked_at, life, self._core.options.drift, self._strict)
+        return Validity(renewal.asked_at, life, min(valid_until, self._max_hold_at))
 
     def _on_renewal_failed(self, renewal: Renewal, error: Unavailable) -> None:
         core = self._core
@@ -512,7 +613,7 @@ class BaseLease:
                 return
             validity, now = self._validity, core.runtime.now()
             in_time = now < validity.valid_until
-            newly_at_risk = in_time and not self._renewal_failed
+            newly_at_risk = in_time and not self._renewal_failed and not self._strict
             if in_time:
                 self._renewal_failed = True
                 self._renew_at = timing.retry_at(now, self._validity.valid_until, core.runtime.random())
@@ -527,12 +628,19 @@ class BaseLease:
             reason=str(error),
             error="Unavailable",
             ttl=validity.ttl,
-            left=validity.left(now),
+            left=self._left(validity, now),
             slot=self.slot,
             on_callback_thread=True,
         )
-        if newly_at_risk:
-            core.report_at_risk(self, error)
+        if self._strict:
+            self._end_lost("unreachable")
+        elif newly_at_risk:
+            self._report_at_risk(error)
+
+    def _report_at_risk(self, error: Unavailable) -> None:
+        for callback in self._at_risk_callbacks or ():
+            self._core.callbacks.submit(callback, self)
+        self._core.report_at_risk(self, error)
 
     def _mark_at_risk(self, why: str) -> None:
         """The engine lost its connection: the lease is at risk, and the watchdog renews it as soon as possible."""
@@ -542,7 +650,7 @@ class BaseLease:
                 return
             self._renewal_failed = True
         self._renew_at = core.runtime.now()
-        core.report_at_risk(self, Unavailable(why, engine=core.engine_name))
+        self._report_at_risk(Unavailable(why, engine=core.engine_name))
         core.watchdog.watch(self)
 
     async def _wait_lost(self, seconds: Duration | None) -> bool:
@@ -551,6 +659,11 @@ class BaseLease:
 
 
 LeaseRef = weakref.ref[BaseLease]
+
+
+def _check_callback(where: str, callback: object) -> None:
+    if not callable(callback) or inspect.iscoroutinefunction(callback):
+        raise ConfigError(f"{where} takes a plain function of one argument, the lease; it runs on another thread")
 
 
 async def wait_lost(

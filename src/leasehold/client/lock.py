@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from leasehold.client.acquire import AcquireRequest, acquire, fast_tuple
@@ -38,7 +39,21 @@ class Shape(NamedTuple):
 
 
 _OF_THE_LEASE = frozenset(
-    {"check", "guaranteed", "held", "on_lost", "release", "remaining", "renew", "token", "verify", "wait_lost"}
+    {
+        "check",
+        "ensure",
+        "guaranteed",
+        "hand_over",
+        "held",
+        "on_at_risk",
+        "on_lost",
+        "release",
+        "remaining",
+        "renew",
+        "token",
+        "verify",
+        "wait_lost",
+    }
 )
 
 
@@ -104,6 +119,8 @@ class BaseLock(LeaseAttributes, Generic[L]):
             missing.append(f"more than {traits.max_limit} holder(s) of a name")
         if not traits.outlives and (self.options.min_hold or self.options.delay):
             missing.append("min_hold and delay (its grants die with their process)")
+        if self.options.on_deadlock == "raise" and not traits.fair:
+            missing.append('on_deadlock="raise" (it keeps no queue of waiters)')
         if missing:
             text = f"{engine} does not support {' or '.join(missing)}: use another engine"
             raise Unsupported(text, engine=engine, missing=tuple(missing))
@@ -158,6 +175,10 @@ class BaseLock(LeaseAttributes, Generic[L]):
         if not core.runtime.bind():  # before anything is recorded for the running task
             core.rebind_loop()
         held_lock, waiting_deadlocks = core.held_locks.find(self.name), False
+        if held_lock is not None and held_lock.lease._release_on_commit:  # the caller's commit may have released it
+            with suppress(LeaseLost):
+                await held_lock.lease._renew(None)
+            held_lock = core.held_locks.find(self.name)
         if held_lock is not None and held_lock.lease._claim.kind == self.shape.kind:  # else the engine says Mismatch
             if not self._may_reenter(held_lock):
                 waiting_deadlocks = self._waiting_deadlocks(held_lock, wait)
@@ -208,7 +229,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
         if waited:
             emit("waited", claim, lease.token, began, lease.slot, True, position=position)
         now = self._core.runtime.now()
-        left = validity.valid_until - now if lease._max_hold_at == NEVER else validity.left(now)
+        left = lease._left(validity, now)
         emit("granted", claim, lease._token, began, lease.slot, waited, validity.ttl, left, position=position)
 
     def _may_reenter(self, held_lock: HeldLock) -> bool:
@@ -256,7 +277,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
             entered.append(held_lock)
         if self.options.reentrant:
             held_lock.task = core.runtime.blocked_task()
-        core.held_locks.push(self.name, held_lock)
+        core.held_locks.push(lease._claim.name, held_lock)
         held_lock.entered.append(lease)
         ENTERED.set((*filter(None, ENTERED.get()), held_lock.entered))
         if interrupt is not None:
@@ -278,7 +299,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
             await lease._release(held_lock)
         if lease._final_state is RELEASED or (reason := lease.lost_reason) is None:
             return
-        lost = LeaseLost(self.name, reason=reason, token=lease._token)
+        lost = LeaseLost(lease.name, reason=reason, token=lease._token)
         if error is None or interrupted:
             raise lost from error
         if not isinstance(error, LeaseLost):
@@ -338,4 +359,4 @@ class BaseLock(LeaseAttributes, Generic[L]):
         holders = [holding for holding in found if holding.state in ("held", "reserved", "cooling")]
         if self.shape.mode == "shared":
             return any(holding.mode == "exclusive" for holding in holders)
-        return len(holders) >= self.shape.limit
+        return len(holders) >= (holders[0].limit if holders else self.shape.limit)

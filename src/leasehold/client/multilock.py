@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
+from leasehold.client.any_of import BaseAnyOf
 from leasehold.client.held_locks import ENTERED, HeldLock
 from leasehold.client.lease import BY_LOCAL_CLOCK, BaseLease, wait_lost
 from leasehold.client.lock import BaseLock, LeaseAttributes
@@ -90,6 +91,11 @@ class BaseLeases(Mapping[str, L], Generic[L]):
         for lease in self._leases.values():
             lease.on_lost(notify_once)
 
+    def on_at_risk(self, callback: Callable[[Self], object]) -> None:
+        """Call `callback(leases)` each time one of them becomes AT_RISK, as `Lease.on_at_risk` does."""
+        for lease in self._leases.values():
+            lease.on_at_risk(lambda _lease: callback(self))
+
     async def _release(self) -> bool:
         for lease in self._leases.values():
             lease._core.held_locks.mark_released(lease)
@@ -162,6 +168,8 @@ class BaseMultiLock(LeaseAttributes, Generic[L, S]):
         for lock in self.locks:
             if not isinstance(lock, self._lock_type):
                 raise ConfigError(f"{type(self).__name__} takes {self._lock_type.__name__} objects, not {lock!r}")
+            if isinstance(lock, BaseAnyOf):  # its name is not known before it is granted, so it cannot be sorted
+                raise ConfigError(f"{type(self).__name__} cannot take {lock.name}: acquire the pool first, by itself")
         if len({(id(lock._core), lock.name) for lock in self.locks}) < len(self.locks):
             raise ConfigError("a multilock can take each name of a client only once: it would wait for itself")
         _refuse_duplicates(self.locks)

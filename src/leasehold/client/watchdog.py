@@ -9,7 +9,8 @@ Its promises:
 - In a slow network a call may last two thirds of both instead, as does the first call, because it opens a connection,
   which takes several round trips. If the grant was slow already, the first call begins right after it. Where the
   network is fast, a lease that ends before its first renewal costs no second connection.
-- A lease that reaches its local deadline is ended and reported then, before the engine can grant the name again.
+- A lease that reaches its local deadline is ended and reported then, before the engine can grant the name again. One
+  that was granted late, during a call, and ends before that call does, is reported after the call.
 - Heartbeats keep waiters in the queue, and pending releases are retried until the engine answers.
 - Leases are referenced weakly: one that was dropped is released, not renewed for ever.
 """
@@ -55,12 +56,8 @@ class Watchdog:
         report_released: Callable[[Claim, int], None],  # with the token; for leases that `release_soon` got
     ) -> None:
         self._submit_callback, self._report_released = submit_callback, report_released
-        self._runtime, self._registry, self._open_engine, self._call_timeout = (
-            runtime,
-            registry,
-            open_engine,
-            call_timeout,
-        )
+        self._runtime, self._registry = runtime, registry
+        self._open_engine, self._call_timeout = open_engine, call_timeout
         registry.wake_watchdog = self.wake_by
         # The shortest ttl of any lock of this client: such a lease may be granted during any call.
         self.shortest_ttl = _NEVER
@@ -95,24 +92,24 @@ class Watchdog:
         self._new_leases[lease._claim.id_hash] = lease_ref or ref(lease)  # atomic on a dictionary: no mutex
         asked_at, ttl, end = lease._validity  # max_hold may end it before any renewal is due
         due = lease._renew_at
-        if due < self._wakes_at or end < self._wakes_at or not self._running:
+        if self._last_answer is None:  # the first renewal opens a connection, which takes long if the grant did
             now = self._runtime.now()
-            if self._last_answer is None and now < due < end and timing.is_slow(now - asked_at, ttl):
+            if timing.is_slow(now - asked_at, ttl) and now < due < end:
                 lease._renew_at = due = now
+        if due < self._wakes_at or end < self._wakes_at or not self._running:
             self.wake_by(due if due < end else end)
 
     def unwatch(self, id_hash: str) -> None:
         self._registry.held.pop(id_hash, None)
         self._new_leases.pop(id_hash, None)
-        if self._stops_when_idle and self._signal is not None:  # it may be idle now
-            self._signal.set()
+        if self._stops_when_idle:  # it may be idle now
+            self._wake()
 
     def release_soon(self, claim: Claim, token: int, dropped: bool = False) -> None:
         """Release a lease on the watchdog's thread. Safe in a finaliser: takes no mutex and logs nothing. `dropped`:
         the lease was garbage-collected while held."""
         self._to_release.append((claim, token, dropped))
-        if self._signal is not None:
-            self._signal.set()
+        self._wake()
 
     def wake_by(self, at: float) -> None:
         """Make the watchdog run by this instant."""
@@ -125,8 +122,7 @@ class Watchdog:
     def stop_when_idle(self) -> None:
         """End once there is nothing left to do: the client object is gone. Safe inside a finaliser."""
         self._stops_when_idle = True
-        if self._signal is not None:
-            self._signal.set()
+        self._wake()
 
     async def stop(self, seconds: float) -> None:
         self._stopped_signal = self._runtime.signal()
@@ -136,8 +132,7 @@ class Watchdog:
 
     def request_stop(self) -> None:
         self._stopped = True
-        if self._signal is not None:
-            self._signal.set()
+        self._wake()
 
     @property
     def running(self) -> bool:
@@ -147,6 +142,10 @@ class Watchdog:
         """Send the pending releases now, even if the last try failed a moment ago."""
         self._next_release_retry_at = 0.0
         self.wake_by(self._runtime.now())
+        self._wake()
+
+    def _wake(self) -> None:
+        """Make the thread look at once. Safe in a finaliser."""
         if self._signal is not None:
             self._signal.set()
 
@@ -190,6 +189,8 @@ class Watchdog:
             if self._engine is not None or self._registry.closed:  # closed: at exit nothing else closes the session
                 await self._own_engine(runtime).close()
                 self._engine = None
+        except Exception as error:
+            self._submit_callback(partial(_log.error, "could not close the watchdog's connections", exc_info=error))
         finally:  # stop() waits for this
             if self._stopped:
                 self._running = False
@@ -349,14 +350,15 @@ class Watchdog:
         """One batch for all waiters (E7). A waiter that is at the head, has a reservation, was passed over or is
         unknown to the engine is woken, so that it asks again even if no wake-up came. The others need not ask.
 
-        The first waiter after a time without any needs no heartbeat yet: its attempt was one."""
+        The attempt with which a waiter joined the queue was its first heartbeat, so none is sent while all waiters are
+        newer than the interval."""
         waiters = [waiter for _, waiter in snapshot_items(self._registry.waiting)]
         if not waiters:
             self._next_heartbeat_at = None
             return
-        now = runtime.now()
-        if self._next_heartbeat_at is None:
-            self._next_heartbeat_at = min(waiter.joined_at for waiter in waiters) + timing.HEARTBEAT_INTERVAL
+        now, due_at = runtime.now(), min(waiter.joined_at for waiter in waiters) + timing.HEARTBEAT_INTERVAL
+        if self._next_heartbeat_at is None or self._next_heartbeat_at < due_at:
+            self._next_heartbeat_at = due_at
         if now < self._next_heartbeat_at:
             return
         self._next_heartbeat_at = now + timing.HEARTBEAT_INTERVAL

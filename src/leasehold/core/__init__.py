@@ -8,4 +8,6 @@ deadlocks.py       cycles among waiters
 once.py            states of a run-once record
 ticks.py           numbered ticks of a schedule
 conflicts.py       which errors mean that another writer was first
+breaker.py         when to stop asking an engine that does not answer
+texts.py           texts that other programs wrote, made safe to show
 """

@@ -7,6 +7,8 @@ waiter's owner waits for
   writers ahead of it. All of them must proceed before it can;
 - a permit of a semaphore: the owners of all permits. It is enough if one of them proceeds.
 
+An owner with several queued claims waits for any one of them (`any_of`). It is enough if one of the claims is granted.
+
 An owner is stuck if the owners it needs never proceed. To find the stuck owners, the search repeatedly removes every
 owner that can proceed. The owners that remain wait for each other, or for an owner in a cycle. A cooling name has no
 owner: it becomes free after some time.
@@ -95,15 +97,33 @@ def seen_in_both(before: Sequence[Deadlock], after: Sequence[Deadlock]) -> list[
     return [deadlock for deadlock in after if known.issuperset(map(_identity, deadlock.waits))]
 
 
+def identity(deadlock: Deadlock) -> frozenset[object]:
+    """The same for a cycle of the same claims, in any process."""
+    return frozenset(map(_identity, deadlock.waits))
+
+
+def giving_up_order(deadlock: Deadlock) -> list[str]:
+    """The fingerprints of the cycle's waiters, in the order in which they should give up.
+
+    It is the same in every process and every inspection: fingerprints do not change while a claim waits. Ages do not
+    decide: each inspection measures them again, so two waits of nearly the same age change places, and then both give
+    up.
+    """
+    return sorted(wait.waiter.fingerprint for wait in deadlock.waits)
+
+
 def _needs(claims: list[Holding]) -> Iterable[Need]:
     """The needs of the waiters of one name."""
     holders = [holding for holding in claims if holding.state in ("held", "reserved")]
     cooling = any(holding.state == "cooling" for holding in claims)
     waiters = [holding for holding in claims if holding.state in ("waiting", "passed over")]
+    for reserved in holders:
+        if reserved.state == "reserved":  # its owner will claim it, even if it also waits for other names
+            yield Need(reserved, [], one_is_enough=False)
     for position, waiter in enumerate(waiters):
         if waiter.kind == "semaphore":
-            if len(holders) >= waiter.limit and not cooling:  # else a permit is or will become free
-                yield Need(waiter, holders, one_is_enough=True)
+            full = len(holders) >= waiter.limit and not cooling  # else a permit is or will become free
+            yield Need(waiter, holders if full else [], one_is_enough=full)
         elif waiter.mode == "exclusive":
             yield Need(waiter, holders, one_is_enough=False)
         else:
@@ -114,12 +134,10 @@ def _needs(claims: list[Holding]) -> Iterable[Need]:
 def _stuck_owners(needs: Sequence[Need]) -> set[str]:
     stuck = {need.waiter.owner for need in needs}
     while True:
-        still_stuck = {
-            need.waiter.owner for need in needs if need.waiter.owner in stuck and _cannot_proceed(need, stuck)
-        }
-        if still_stuck == stuck:
+        proceeding = {need.waiter.owner for need in needs if not _cannot_proceed(need, stuck)}
+        if stuck.isdisjoint(proceeding):
             return stuck
-        stuck = still_stuck
+        stuck -= proceeding
 
 
 def _cannot_proceed(need: Need, stuck: set[str]) -> bool:

@@ -53,12 +53,14 @@ class LockState:
         "kind",
         "last_ticket",
         "limit",
+        "limit_set",
         "waiters",
     )
 
     def __init__(self, now: float, kind: Kind = "lock", limit: int = 1) -> None:
         self.kind: Kind = kind
         self.limit = limit
+        self.limit_set = False  # by `set_limit`: it counts instead of the claims' limits, also after the name was empty
         self.entries: dict[str, QueueEntry] = {}  # by id hash: all but the cooling entries
         self.holders: dict[int, QueueEntry] = {}  # by token: reserved, held, cooling
         self.waiters: list[tuple[int, QueueEntry]] = []  # by ticket; without the entries that were passed over
@@ -166,6 +168,27 @@ class LockState:
         self._advance_queue(context, notifications)
         return broken, notifications
 
+    def set_limit(self, context: Context, limit: int | None) -> tuple[bool, list[Notification]]:
+        """Set the limit of a semaphore, whatever its claims say; None: from when the name is empty, its next claim
+        decides again. False: the name is in use as a lock.
+
+        A smaller limit ends no grant. It withdraws reservations, since claiming one would make a grant: their waiters
+        return to their positions."""
+        notifications: list[Notification] = []
+        self._expire_holders(context.now)
+        if limit is None:
+            self.limit_set = False
+        else:
+            self._expire_waiters(context.now)  # dead waiters must not fix the kind
+            if self.kind == "lock" and not self.empty:
+                return False, notifications
+            self.kind, self.limit, self.limit_set = "semaphore", limit, True
+            reserved = [entry for _, entry in sorted(self.holders.items()) if entry.state == RESERVED]
+            for entry in reserved[len(reserved) - max(0, min(len(self.holders) - limit, len(reserved))) :]:
+                self._withdraw_reservation(entry)
+        self._advance_queue(context, notifications)
+        return True, notifications
+
     def decline(self, context: Context, id_hash: str, client: str) -> tuple[bool, list[Notification]]:
         """Pass a waiter over whose reservation cannot be notified, unless another client serves the claim by now."""
         notifications: list[Notification] = []
@@ -242,11 +265,11 @@ class LockState:
         return mode == "shared" and all(entry.mode == "shared" for entry in self.holders.values())
 
     def _change_kind(self, now: float, claim: Claim) -> None:
+        if self.limit_set and claim.kind == self.kind:
+            return  # the limit that was set counts
         self._expire_waiters(now)  # dead waiters must not fix the kind
-        if not self.empty:
-            raise Mismatch(
-                claim.name, wanted=describe_kind(claim.kind, claim.limit), found=describe_kind(self.kind, self.limit)
-            )
+        if self.limit_set or not self.empty:
+            raise mismatch(claim.name, claim.kind, claim.limit, self.kind, self.limit)
         self.kind, self.limit = claim.kind, claim.limit
 
     def _expire_holders(self, now: float) -> None:
@@ -393,6 +416,11 @@ class LockState:
         self.holders.pop(entry.token, None)
         entry.state, entry.token, entry.slot = PASSED, 0, None
 
+    def _withdraw_reservation(self, entry: QueueEntry) -> None:
+        self._pass_over(entry)
+        entry.state, self._notified_head = WAITING, ("", 0.0)  # as a new head it must be notified when to re-check
+        insort(self.waiters, (entry.ticket, entry))
+
     def _remove(self, entry: QueueEntry) -> None:
         if self.entries.get(entry.id_hash) is entry:
             del self.entries[entry.id_hash]
@@ -421,3 +449,13 @@ class LockState:
 
 def describe_kind(kind: Kind, limit: int) -> str:
     return "lock" if kind == "lock" else f"semaphore of {limit}"
+
+
+def mismatch(name: str, kind: Kind, limit: int, found_kind: Kind, found_limit: int) -> Mismatch:
+    """The error of a claim of one kind on a name of another kind."""
+    advice = ""
+    if kind == "lock":
+        advice = "use one kind for a name, or wait until it is idle; a limit that was set keeps it a semaphore"
+    return Mismatch(
+        name, wanted=describe_kind(kind, limit), found=describe_kind(found_kind, found_limit), advice=advice
+    )

@@ -3,21 +3,18 @@
 A name, a label or a server's error text is any text: it could move the cursor, change the terminal's title, reverse the
 line it is printed in, break a log line in two, or be megabytes long. Every engine's error mapping passes what a server
 said through `server_text`, once, where the text arrives; so messages, log lines and events contain nothing else.
+Names and labels stay as they are in fields; the texts of errors and log lines have them escaped.
 """
 
 from __future__ import annotations
 
-import shlex
 from typing import Final
 
+from leasehold.errors import escape
+
+__all__ = ["MAX_SERVER_TEXT", "escape", "server_text", "shell_command"]
+
 MAX_SERVER_TEXT: Final = 200  # characters of a server's text that are shown
-
-
-def escape(text: str) -> str:
-    """Escape what is not printable: control characters, bidirectional controls, line separators, lone surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
 
 
 def server_text(text: object) -> str:
@@ -37,6 +34,8 @@ def shell_command(verb: str, namespace: str, name: str, *options: str) -> str:
 def _shell_word(text: str) -> str:
     """Quoted. Controls, which could show another text than they are, are written as escapes."""
     if text.isprintable():
+        import shlex  # only here: it would slow `import leasehold` down
+
         return shlex.quote(text)
     escaped = "".join(each if each.isprintable() and each not in "\\'" else f"\\U{ord(each):08x}" for each in text)
     return f"$'{escaped}'"

@@ -10,8 +10,9 @@ from math import ceil, inf
 
 from leasehold.errors import ConfigError
 
-DRIFT = 0.01  # how far two correct clocks may drift apart, as a share of the time measured
+DRIFT = 0.01  # how far two correct clocks may drift apart, as a share of the time measured, unless a client sets it
 MIN_DRIFT = 0.002
+MAX_DRIFT = 0.5  # more would leave no time for a renewal
 
 RESERVATION_TTL = 3.0  # seconds a waiter has to claim its reservation
 RESERVATION_PROBE = 1.0  # seconds until the next waiter re-checks whether a reservation's client is still reachable
@@ -33,10 +34,22 @@ _MAX_SERVER_SHARE = 0.9  # of the time left: if the server is silent, the rest i
 _MIN_ATTEMPT = 0.25  # seconds that an attempt gets however soon `wait` is over: a shorter one may never succeed
 
 
-def valid_until(asked_at: float, ttl: float) -> float:
+def valid_until(asked_at: float, ttl: float, drift: float = DRIFT) -> float:
     """Until when a grant may be trusted: the engine does not end it earlier if the clocks stay within the drift."""
-    drift = ttl * DRIFT
-    return asked_at + ttl - (drift if drift > MIN_DRIFT else MIN_DRIFT)
+    margin = ttl * drift
+    return asked_at + ttl - (margin if margin > MIN_DRIFT else MIN_DRIFT)
+
+
+def trusted_until(asked_at: float, ttl: float, drift: float, strict: bool) -> float:
+    """The same for a strict lease: it ends as soon as its renewal is overdue."""
+    until = valid_until(asked_at, ttl, drift)
+    return min(until, overdue_at(asked_at, ttl)) if strict else until
+
+
+def ttl_to_last(seconds: float, drift: float, strict: bool) -> float:
+    """The ttl of a grant that can be trusted for `seconds` from when it was asked for."""
+    ttl = max(seconds / (1 - drift), seconds + MIN_DRIFT)
+    return max(ttl, seconds * 3 / 2) if strict else ttl
 
 
 def granted_ttl(ttl: float, min_ttl: float, ttl_step: float) -> float:
@@ -123,19 +136,12 @@ def observe_interval(visible_for: float) -> float:
     return visible_for * 0.4
 
 
-def advise_ttl(work: float, network: float, safety: float = 3.0) -> float:
-    """A ttl in seconds that survives `safety` times the worst case between two renewals.
-
-    work     the longest your program may not run at all: a pause of its garbage collector or its virtual machine, a C
-             call that keeps the interpreter lock; for a lease that is not renewed, the longest the work takes
-    network  the longest a call to the engine may take, including a change of its leader or master
-    safety   how many such cases in a row the lease must survive; at least 1
-
-    Never less than a second. A longer ttl has one cost: a holder that dies keeps the name for that long.
-    """
-    if not (0 <= work < 1e9 and 0 <= network < 1e9 and 1 <= safety < 1e9):
-        raise ConfigError("advise_ttl needs work and network of 0 or more seconds and a safety of at least 1")
-    return max(1.0, safety * (work + network) / (1 - DRIFT))
+def check_drift(drift: float) -> float:
+    if isinstance(drift, bool) or not isinstance(drift, int | float) or not 0 <= drift <= MAX_DRIFT:
+        raise ConfigError(
+            f"drift must be a share between 0 and {MAX_DRIFT}, such as {DRIFT} for one percent, not {drift!r}"
+        )
+    return drift
 
 
 def backoff(tries: int, base: float, maximum: float, jitter: float) -> float:

@@ -4,6 +4,7 @@ base.py        the Engine protocol, E1 to E9
 probe.py       the health of an engine's servers: values, and what all probes share; `health` below runs a probe
 repeated_logs.py  log lines that every client of a server would repeat
 registry.py    a client's claims by state: shared by its two engine instances, the client and the watchdog
+listener_thread.py  the thread of a listener for push notifications: redis/, redlock/ and remote/
 memory.py      locks within one process; the reference
 sqlite/  redis/  redlock/  etcd/  zookeeper/  postgresql/  mysql/     one folder per engine
 remote/        a Leasehold server over HTTP, with any engine behind it
@@ -13,10 +14,13 @@ tls.py         TLS for URLs that name certificate files
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, cast
 
-from leasehold.config import EngineConfig, did_you_mean
+from leasehold.config import SCHEME_ALIASES, EngineConfig, did_you_mean
 from leasehold.engines.base import Opener
 from leasehold.errors import ConfigError, Unsupported
 
@@ -57,7 +61,10 @@ EXTRAS: Final[dict[str, str]] = {
 }
 
 
-# Engines that can check a lease inside the caller's own SQL transaction.
+# Engines that pass descriptors, lock files or ask for the owner of a file in ways that Windows does not have.
+POSIX_ONLY: Final = frozenset({"leasehold.engines.mysql", "leasehold.engines.postgresql", "leasehold.engines.sqlite"})
+
+# Engines that can check or release a lease inside the caller's own SQL transaction.
 TRANSACTION_SCHEMES: Final = frozenset({"mariadb", "mysql", "postgresql"})
 
 
@@ -65,13 +72,29 @@ def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
     """Two SQL statements that check a lease in the caller's transaction. The first, with the parameters `:namespace`,
     `:name` and `:token`, returns a row if the lease is held; the second, run right after it, returns a row if both ran
     in one transaction."""
+    engine = _transactional(
+        config, "cannot check a lease inside your SQL transaction; use a fence (leasehold.fences) instead"
+    )
+    return cast("tuple[str, str]", engine.lease_check_sql(config))
+
+
+def release_on_commit_sql(config: EngineConfig) -> Sequence[str]:
+    """SQL statements, to be run in order, that make the commit of the caller's transaction release a lease. The last
+    one, with the parameters `:namespace`, `:name`, `:token` and `:id_hash`, returns one value: 'held', or, if nothing
+    was changed, 'not held', 'no transaction' or 'isolation'."""
+    engine = _transactional(
+        config,
+        "cannot release a lease with the commit of your SQL transaction: it is not that database; "
+        "release the lease after the commit",
+    )
+    return cast("Sequence[str]", engine.release_on_commit_sql(config))
+
+
+def _transactional(config: EngineConfig, refusal: str) -> ModuleType:
+    """The engine, if it is a database whose transactions can check and release a lease."""
     if config.scheme not in TRANSACTION_SCHEMES:
-        raise Unsupported(
-            f"{config.scheme}:// cannot check a lease inside your SQL transaction; "
-            "use a fence (leasehold.fences) instead",
-            engine=config.scheme,
-        )
-    return cast("tuple[str, str]", import_module(BUILT_IN[config.scheme]).lease_check_sql(config))
+        raise Unsupported(f"{config.scheme}:// {refusal}", engine=config.scheme)
+    return import_module(BUILT_IN[config.scheme])
 
 
 async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
@@ -91,6 +114,10 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
 def opener(scheme: str) -> Opener:
     """The `open(config, runtime, registry)` of a scheme. Raises a ConfigError that lists the known schemes."""
     if module := BUILT_IN.get(scheme):
+        if sys.platform == "win32" and module in POSIX_ONLY:
+            raise ConfigError(
+                f"{scheme}:// does not work on Windows: use memory://, redis://, etcd:// or a lock server, http://HOST"
+            )
         try:
             return cast(Opener, import_module(module).open)
         except ModuleNotFoundError as error:
@@ -104,5 +131,5 @@ def opener(scheme: str) -> Opener:
     if entry_point := plugins.get(scheme):
         return cast(Opener, entry_point.load())
     known = ", ".join(f"{name}://" for name in sorted({*BUILT_IN, *plugins}))
-    hint = did_you_mean(scheme, {*BUILT_IN, *plugins}, "{}://")
+    hint = did_you_mean(scheme, sorted({*BUILT_IN, *SCHEME_ALIASES, *plugins}), "{}://")
     raise ConfigError(f"no engine for {scheme}://{hint}; known: {known}")

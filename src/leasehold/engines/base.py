@@ -7,8 +7,10 @@ a `ClaimRegistry`. Verbs are coroutines; in blocking mode nothing they await eve
 
 The contract. Code, tests and the guarantees pages cite these numbers.
 
-E1  At any instant of engine time a name has at most `claim.limit` live grants, and never an exclusive grant together
-    with another. One kind (lock, or semaphore of n) per live name; a claim of another kind gets `Mismatch`.
+E1  At any instant of engine time a claim is granted only if the name has fewer live grants than its limit, and never an
+    exclusive grant together with another. One kind (lock, or semaphore of n) per live name; a claim of another kind
+    gets `Mismatch`. The limit is that of the claims; once `set_limit` has set one, that counts for all of them. A
+    smaller limit ends no grant.
 E2  `attempt` is idempotent by `claim.id`: asked again, it gives the same grant and token, or the same position in the
     queue. So it does through any instance of the engine, in any process (session engines: of the same client).
 E3  Where `traits.fencing`, a new grant's token exceeds every token the name was ever given.
@@ -22,8 +24,8 @@ E6  `release` removes every trace of a claim, held or queued, whichever instance
     `min_hold` keeps (`cooling`); repeating it is harmless. `min_hold` and `delay` are kept with the grant: a release or
     renewal need not know them. An attempt still in flight may arrive after the release: only the ttl or session ends
     that grant, so give-up paths never assume the name is free.
-E7  A queued claim expires 15 s after it was last attempted or renewed (etcd: with its queue lease; ZooKeeper: with its
-    session); a claim that was passed over keeps its position until then.
+E7  A queued claim expires 15 s after it was last attempted or renewed (etcd: 4 s after its process died or was cut off;
+    ZooKeeper: with its session); a claim that was passed over keeps its position until then.
 E8  `Grant.ttl` is the life left when the engine answered, even if the grant is repeated (E2), and for session engines
     never more than the session's. The client reads its own clock *before* asking and counts from there; a grant that
     can no longer be trusted when it arrives is released, not returned. No verb shortens a life that an earlier answer
@@ -36,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from leasehold.errors import Unsupported
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 
 if TYPE_CHECKING:
@@ -46,8 +49,8 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Six verbs keyed by the claim; `ping`; `forget`, a release that does not wait; `decline` and `disown`, for servers
-    between engine and clients; and what ends an instance."""
+    """Seven verbs, most of them keyed by the claim; `ping`; `forget`, a release that does not wait; `decline` and
+    `disown`, for servers between engine and clients; and what ends an instance."""
 
     @property
     def traits(self) -> Traits: ...
@@ -70,7 +73,8 @@ class Engine(Protocol):
     async def release(self, claim: Claim, deadline: float) -> bool | None:
         """Give up a claim, held or queued. True: this call ended a live grant (E6). False: there was none any more,
         and the request was sent only once. None: there was none when a repeated request arrived, and the request sent
-        before may have ended it. Namespace, name and id suffice. `min_hold` is that of the grant; NO_MIN_HOLD in the
+        before may have ended it; or only some of several servers answered. Of all releases of a grant at most one is
+        answered True. Namespace, name and id suffice. `min_hold` is that of the grant; NO_MIN_HOLD in the
         claim: it does not apply, because no work was done. A claim without an id, made from a wake-up for an unknown
         claim, gives up a queue position or a reservation, never a grant."""
 
@@ -82,6 +86,12 @@ class Engine(Protocol):
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         """End the grant with this token, whatever its claim. A successor has another token, so it is never broken."""
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        """Where `traits.resizable`: set the limit of a semaphore, which then counts for every claim on the name,
+        whatever the claim says, until it is set again (E1). It stays when the name has no claims left. Waiters that
+        now fit are notified. None removes it: once the name has no claims, its next claim decides again. Repeating it
+        is harmless. Raises `Mismatch` if the name is in use as a lock."""
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         """The live claims on all names of a namespace that begin with `prefix` (`exact`: on the name `prefix`). Per
@@ -106,6 +116,19 @@ class Engine(Protocol):
     # An engine whose tokens would fall if its data were restored from a backup has one more verb, for the operator:
     # async def rebase(self, floor: int, deadline: float) -> int: makes new tokens exceed `floor` and every token that
     # the engine's clock has given so far; returns the number after which they begin.
+
+
+def fixed_limits(traits: Traits, engine: str) -> Unsupported:
+    """The answer to `set_limit` of an engine without the trait `resizable`."""
+    if traits.max_limit == 1:
+        text = f"{engine}, as configured, has no semaphores, so there is no limit to set: use another engine"
+    else:
+        text = (
+            f"{engine} cannot change the limit of a semaphore in use: each client decides by the limit in its own "
+            "claims, so that two limits could count at once. Let the name become idle and start its programs with the "
+            "new limit, or use an engine that promises resizable"
+        )
+    return Unsupported(text, engine=engine, missing=("resizable",))
 
 
 class WrappedEngine:

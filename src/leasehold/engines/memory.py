@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from leasehold.config import EngineConfig
-from leasehold.core.lock_state import LockState
+from leasehold.core.lock_state import LockState, mismatch
 from leasehold.core.queue_entry import Context, Notification, TokenCounter
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
@@ -61,7 +61,7 @@ class MemoryServer:
                 extra_notifications += self._repair(key)
                 raise
             finally:
-                if not lock_state.holders and lock_state.empty:
+                if not lock_state.holders and lock_state.empty and not lock_state.limit_set:
                     self.lock_states.pop(key, None)
                 if extra_notifications:
                     self._send_notifications(extra_notifications)
@@ -81,6 +81,14 @@ class MemoryServer:
 
     def break_(self, namespace: str, name: str, token: int) -> bool:
         return self._apply((namespace, name), LockState.break_, False, token)
+
+    def set_limit(self, namespace: str, name: str, limit: int | None) -> None:
+        key = (namespace, name)
+        while (done := self._apply(key, LockState.set_limit, None, limit)) is None and limit is not None:
+            with self._mutex:
+                self.lock_states.setdefault(key, LockState(self._runtime.now(), "semaphore", limit))
+        if done is False:
+            raise mismatch(name, "semaphore", limit or 1, "lock", 1)
 
     def inspect(self, namespace: str, prefix: str, exact: bool) -> list[Holding]:
         if self._mutex.held_by_me():
@@ -121,7 +129,7 @@ class MemoryServer:
                 repair_notifications = self._repair(key)
                 raise
             finally:
-                if lock_state.empty:
+                if lock_state.empty and not lock_state.limit_set:
                     self.lock_states.pop(key, None)
                 if repair_notifications:
                     self._send_notifications(repair_notifications)
@@ -158,7 +166,7 @@ class MemoryServer:
         except BaseException:
             lock_state.repair(context)
             raise
-        if lock_state.empty:
+        if lock_state.empty and not lock_state.limit_set:
             del self.lock_states[key]
         return [(*key, notification) for notification in notifications]
 
@@ -208,7 +216,7 @@ class InProcessTransport:
 
 
 class MemoryEngine:
-    """The six verbs over a transport."""
+    """The verbs over a transport."""
 
     traits = TRAITS
 
@@ -255,6 +263,9 @@ class MemoryEngine:
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         return bool(await maybe_await(self._transport.call("break_", (namespace, name, token), deadline)))
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        await maybe_await(self._transport.call("set_limit", (namespace, name, limit), deadline))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         found: list[Holding] = await maybe_await(self._transport.call("inspect", (namespace, prefix, exact), deadline))

@@ -17,6 +17,7 @@ from leasehold.model import Busy, Claim, Reason
 from leasehold.runtime.base import Runtime, Signal
 
 _MAX_PENDING_RELEASES: Final = 1_000  # beyond this, wake-ups for unknown claims are ignored: a server may send many
+_MAX_RELEASED_ON_COMMIT: Final = 10_000
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -59,6 +60,8 @@ class ClaimRegistry:
         self.waiting: dict[str, Waiter] = {}
         self.held: dict[str, Callable[[], RegisteredLease | None]] = {}  # by id hash: weak references to leases
         self.pending_releases: dict[str, PendingRelease] = {}
+        # Id hashes of leases that a transaction of the caller is to release: it may have locked their rows.
+        self.released_on_commit: set[str] = set()
         self.shared: dict[str, object] = {}  # other state that the two engine instances share
         # The client's engine instances. A task left in an old event loop may keep one alive.
         self.engines: WeakSet[object] = WeakSet()
@@ -105,6 +108,11 @@ class ClaimRegistry:
             self.wake_watchdog(now)
         return pending
 
+    def add_released_on_commit(self, id_hash: str) -> None:
+        if len(self.released_on_commit) >= _MAX_RELEASED_ON_COMMIT:  # lost leases are never released, and stay here
+            self.released_on_commit.clear()
+        self.released_on_commit.add(id_hash)
+
     def remove_engine(self, engine: object) -> bool:
         """Note that an engine instance was closed. True: close what the instances share as well.
 
@@ -146,9 +154,8 @@ class ClaimRegistry:
 
     def mark_all_at_risk(self, why: str) -> None:
         """The engine lost its connection: every lease is at risk until the engine answers for it. From any thread."""
-        self.connection_epoch = (
-            object()
-        )  # first: a lease registered at the same time is found below or sees the new epoch
+        # First: a lease registered at the same time is found below, or sees the new epoch.
+        self.connection_epoch = object()
         for _, lease_ref in snapshot_items(self.held):
             if lease := lease_ref():
                 lease._mark_at_risk(why)

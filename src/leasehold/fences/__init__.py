@@ -8,6 +8,15 @@ A fence guards one resource. All fences have the same methods: `claim(lease)`, `
 Instead of the lease you can pass its token or `leasehold.current_lease()`. The rules are in `rules.py`; the other
 modules implement them for one kind of resource each, and are loaded on first use. No fence needs more than the client
 library you already use.
+
+rules.py          what all fences share
+in_process.py     an object in this process
+file.py           a file; token_file.py: the highest tokens in a file
+sql/              SQL databases over DB-API
+sqlalchemy.py     the same for SQLAlchemy
+redis.py  etcd.py  zookeeper.py     values, keys and nodes; etcd_http.py: etcd's JSON gateway
+object_store.py   objects in a store with conditional writes
+urllib_client.py  requests of the fences that use HTTP
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from leasehold.config import Duration
 from leasehold.core.names import check_name, check_namespace
 from leasehold.engines.etcd import queue
 from leasehold.engines.etcd.messages import KeyValue
@@ -95,7 +96,7 @@ class EtcdFence(_BaseEtcdFence):
         token_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> None:
         """`endpoints`: URLs of members, tried in turn, such as `"http://127.0.0.1:2379"`. `token_key`: the key where
         the highest token is kept. `headers`: sent with each request, such as Authorization."""
@@ -154,7 +155,7 @@ class EtcdLockFence(_BaseEtcdFence):
         prefix: str = "",
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> None:
         """`lock`: the name of the lock, in `namespace`, of clients with the URL `etcd://.../prefix`. `endpoints`: URLs
         of members of the same etcd, tried in turn."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from leasehold.config import Duration, check_seconds
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.fences.rules import to_bytes
 from leasehold.fences.urllib_client import check_url, send_request
@@ -51,14 +52,14 @@ class Gateway:
         *,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
     ) -> None:
         urls = [endpoints] if isinstance(endpoints, str) else endpoints
         self._endpoints = [check_url(url, "an etcd endpoint").rstrip("/") for url in urls]
         if not self._endpoints:
             raise ConfigError("no etcd endpoint: pass the URL of at least one member, such as http://127.0.0.1:2379")
         self._headers = {"Content-Type": "application/json", **(headers or {})}
-        self._tls, self._timeout = tls, timeout
+        self._tls, self._timeout = tls, check_seconds("timeout", timeout, allow_zero=False)
 
     def txn(self, compare: Sequence[Compare], success: Sequence[Operation], failure: Sequence[Operation]) -> TxnResult:
         """Whether the comparisons held, and the responses. Raises `Unavailable` if that is not known."""

@@ -12,6 +12,7 @@ import stat
 from contextlib import suppress
 
 from leasehold import files
+from leasehold.config import Duration, check_seconds
 from leasehold.errors import ConfigError
 from leasehold.fences.rules import LeaseLike, to_bytes, token_for_read, token_for_write
 from leasehold.fences.token_file import TokenFile
@@ -24,12 +25,12 @@ class File:
     Not promised: protection from programs that write to the file without this fence, or on NFS.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, wait: float = 30.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, wait: Duration = 30.0) -> None:
         self.resource = os.fspath(path)
         self.path = files.resolve(self.resource)  # a rename would replace a symbolic link, not what it points to
         self._folder, self._name = os.path.split(self.path)
         self._token_file = TokenFile(os.path.join(self._folder, f".{self._name}.fence"))
-        self._wait = wait
+        self._wait = check_seconds("wait", wait)
 
     def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token. All methods raise `StaleToken`, and `Unavailable` after `wait` seconds."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
+from leasehold.config import Duration, check_seconds
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.fences.rules import (
     NO_TOKEN,
@@ -201,11 +202,17 @@ class HTTPObjects:
     """Objects below a URL over plain HTTP: GET, and PUT with If-Match or If-None-Match."""
 
     def __init__(
-        self, url: str, *, headers: Mapping[str, str] | None = None, prefix: str = "x-amz-meta-", timeout: float = 30.0
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        prefix: str = "x-amz-meta-",
+        timeout: Duration = 30.0,
     ) -> None:
         """`headers`: sent with each request, such as credentials. `prefix`: of the headers that carry metadata, such as
         `x-amz-meta-` or `x-ms-meta-`."""
-        self._url, self._prefix, self._timeout = check_url(url, "an object URL").rstrip("/"), prefix.lower(), timeout
+        self._url, self._prefix = check_url(url, "an object URL").rstrip("/"), prefix.lower()
+        self._timeout = check_seconds("timeout", timeout, allow_zero=False)
         self._headers = {"Content-Type": "application/octet-stream", **(headers or {})}
 
     def get(self, key: str) -> StoredObject | None:

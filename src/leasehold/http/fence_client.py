@@ -7,6 +7,7 @@ import urllib.error
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from leasehold.config import Duration, check_seconds
 from leasehold.fences.rules import LeaseLike, to_bytes, token_for_write
 from leasehold.fences.urllib_client import NO_CACHE, check_url, send_request
 from leasehold.http.headers import headers, parse_stale_headers, parse_stale_problem
@@ -58,9 +59,10 @@ def _problem_document(response: Any) -> object:
 class HTTPFence:
     """One resource of a fenced service, over urllib: `write` is PUT, `read` is GET, `call` is any method."""
 
-    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 30.0) -> None:
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout: Duration = 30.0) -> None:
         self.resource = self._url = check_url(url, "the URL of a service")
-        self._headers, self._timeout = dict(headers or {}), timeout
+        self._headers = dict(headers or {})
+        self._timeout = check_seconds("timeout", timeout, allow_zero=False)
 
     def claim(self, lease: LeaseLike) -> None:
         """Only raise the highest token, by HEAD. All methods raise `StaleToken`, or `urllib.error.HTTPError`."""

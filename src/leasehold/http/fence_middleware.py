@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeAlias
 
+from leasehold.config import Duration, check_seconds
 from leasehold.errors import ConfigError, StaleToken
 from leasehold.fences.rules import NO_TOKEN, TokenInfo, check_token, report_refusal
 from leasehold.fences.token_file import TokenFile, unlock
@@ -121,14 +122,14 @@ class _BaseFenceMiddleware:
         *,
         resource: Callable[[str], str] | None = None,
         required: Collection[str] | None = None,
-        wait: float = 30.0,
+        wait: Duration = 30.0,
     ) -> None:
         """`tokens`: where the highest tokens are kept; by default in memory. `resource`: function from the path of the
         request to the fenced resource; by default the normalized path. `required`: methods that get 428 without a
         token; by default all but GET, HEAD, OPTIONS and TRACE. Other methods are checked if they have a token. `wait`:
         seconds to wait for a request with another token; then 503."""
         self._app, self._tokens = app, MemoryTokens() if tokens is None else tokens
-        self._resource, self._wait = resource or normalize_path, wait
+        self._resource, self._wait = resource or normalize_path, check_seconds("wait", wait)
         self._required = None if required is None else frozenset(map(str.upper, required))
 
     def _check_headers(

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, TypedDict
 
 from leasehold.aio import AsyncClient
 from leasehold.client.base import BaseClient
-from leasehold.config import check_seconds
+from leasehold.config import Duration, check_keep, check_seconds
 from leasehold.errors import (
     ConfigError,
     LeaseholdError,
@@ -57,13 +57,13 @@ class IdempotencyOptions(TypedDict, total=False):
     """The keyword arguments of both middlewares."""
 
     methods: Collection[str]
-    keep: float | None
+    keep: Duration | None
     required: bool
     who: Callable[[Scope], str] | None
     max_body: int
     max_answer: int
-    retry_after: float
-    ttl: float | None
+    retry_after: Duration
+    ttl: Duration | None
     store: Store | str | None
 
 
@@ -92,13 +92,13 @@ class IdempotencyKey:
         client: AsyncClient,
         *,
         methods: Collection[str] = ("POST", "PATCH"),
-        keep: float | None = DAY,
+        keep: Duration | None = DAY,
         required: bool = False,
         who: Callable[[Scope], str] | None = None,
         max_body: int = 1_048_576,
         max_answer: int = 262_144,
-        retry_after: float = 1.0,
-        ttl: float | None = None,
+        retry_after: Duration = 1.0,
+        ttl: Duration | None = None,
         store: Store | str | None = None,
     ) -> None:
         if not callable(app) or not isinstance(client, self._client_type):
@@ -110,14 +110,14 @@ class IdempotencyKey:
         for name, size in (("max_body", max_body), ("max_answer", max_answer)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise ConfigError(f"{name} must be a number of bytes, not {size!r}")
-        check_seconds("retry_after", retry_after)
+        seconds = check_seconds("retry_after", retry_after)
         self._app, self._client = app, client
         self._methods = frozenset(method.upper() for method in methods)
         self._required, self._who = required, who or _authorization
         self._max_body, self._max_answer = max_body, max_answer
-        self._retry_after_header = ("Retry-After", str(max(1, round(retry_after))))
+        self._retry_after_header = ("Retry-After", str(max(1, round(seconds))))
         self._ttl, self._store = ttl, store
-        self._options = OnceOptions(keep=keep, max_result=max_answer * 4 // 3 + _HEADER_ALLOWANCE)
+        self._options = OnceOptions(check_keep(keep), max_result=max_answer * 4 // 3 + _HEADER_ALLOWANCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._passes(scope):

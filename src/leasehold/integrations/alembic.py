@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from leasehold.blocking import Client, Lease
 from leasehold.config import Duration
@@ -60,16 +61,24 @@ def locked(
         yield lease
 
 
+def _parse(database: str | None) -> URL | None:
+    try:
+        return make_url(database) if database else None
+    except (ArgumentError, ValueError):
+        # Without SQLAlchemy's text, which shows parts of the URL, a password among them.
+        raise ConfigError("the sqlalchemy.url of alembic.ini cannot be parsed: percent-encode its password") from None
+
+
 def _lock_url(context: Context, url: str | None) -> str | None:
     option = context.config.get_main_option
     if given := url or option("leasehold.url") or os.environ.get("LEASEHOLD_URL"):
         return str(given)
-    database = option("sqlalchemy.url")
-    dialect = make_url(database).get_backend_name() if database else "alembic.ini, which has no sqlalchemy.url,"
+    database = _parse(option("sqlalchemy.url"))
+    dialect = database.get_backend_name() if database else "alembic.ini, which has no sqlalchemy.url,"
     if dialect == "sqlite":
         return None  # a file of this machine, as the lock's
-    if scheme := _ENGINES.get(dialect):
-        return make_url(database).set(drivername=scheme).render_as_string(hide_password=False)
+    if database and (scheme := _ENGINES.get(dialect)):
+        return database.set(drivername=scheme).render_as_string(hide_password=False)
     raise ConfigError(
         f"{dialect} does not say where to keep the lock of the migrations: set leasehold.url in alembic.ini, or "
         "LEASEHOLD_URL, to an engine that all processes share"

@@ -14,14 +14,14 @@ from typing import Unpack
 from starlette.requests import Request
 
 from leasehold.aio import AsyncClient, AsyncLease
-from leasehold.config import LockArguments
+from leasehold.config import Duration, LockArguments
 from leasehold.integrations.starlette import Name, hold, leading, lifespan
 
 __all__ = ["leading", "lifespan", "lock"]
 
 
 def lock(
-    name: Name, *, client: AsyncClient | None = None, retry_after: float = 1.0, **options: Unpack[LockArguments]
+    name: Name, *, client: AsyncClient | None = None, retry_after: Duration = 1.0, **options: Unpack[LockArguments]
 ) -> Callable[[Request], AsyncIterator[AsyncLease]]:
     """For `Depends`: holds a lock while the endpoint runs, and gives it the lease. Options and answers are those of
     `leasehold.integrations.starlette.hold`.

@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leasehold.aio import AsyncClient, AsyncLease, AsyncLock
-from leasehold.config import LockArguments, check_seconds
+from leasehold.config import Duration, LockArguments, check_seconds
 from leasehold.core.names import check_name
 from leasehold.core.timing import backoff
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired, Unavailable
@@ -74,6 +74,8 @@ def lifespan(
         async with AsyncExitStack() as stack:
             opened = client if isinstance(client, AsyncClient) else AsyncClient(client)
             await stack.enter_async_context(opened)
+            if opened._core.engine_name == "memory":
+                _log.warning("memory:// excludes no other worker: with several, use an engine that all of them share")
             state = None if inner is None else await stack.enter_async_context(inner(app))
             for name, job in (jobs or {}).items():
                 await stack.enter_async_context(leading(opened, name, job))
@@ -122,14 +124,14 @@ async def _lead(lead: Callable[[], AbstractAsyncContextManager[AsyncLease]], job
             _log.exception("a job failed")
         lasted = asyncio.get_running_loop().time() - began
         tries = 1 if lasted > _LONGEST_PAUSE else tries + 1
-        await asyncio.sleep(backoff(tries - 1, _SHORTEST_PAUSE, _LONGEST_PAUSE, 0.5 + random() / 2))  # noqa: S311
+        await asyncio.sleep(backoff(tries - 1, _SHORTEST_PAUSE, _LONGEST_PAUSE, 0.5 + random() / 2))  # noqa: S311  # a pause
 
 
 # ------------------------------------------------------------------------------ requests
 
 
 def locked(
-    name: Name, *, client: AsyncClient | None = None, retry_after: float = 1.0, **options: Unpack[LockArguments]
+    name: Name, *, client: AsyncClient | None = None, retry_after: Duration = 1.0, **options: Unpack[LockArguments]
 ) -> Callable[[Endpoint], Endpoint]:
     """A decorator for async endpoints: the lock is held while the endpoint runs. Its options are those of `hold`."""
 
@@ -155,7 +157,7 @@ async def hold(
     name: Name,
     *,
     client: AsyncClient | None = None,
-    retry_after: float = 1.0,
+    retry_after: Duration = 1.0,
     **options: Unpack[LockArguments],
 ) -> AsyncIterator[AsyncLease]:
     """Hold a lock while a request is processed.
@@ -169,12 +171,12 @@ async def hold(
     disconnects while the request waits, the request leaves the queue. Raises an `HTTPException`: 409 if the lock is
     busy, 503 if the engine does not answer or the lease is lost, 400 if the path gives no valid name.
     """
-    check_seconds("retry_after", retry_after)
+    seconds = check_seconds("retry_after", retry_after)
     options.setdefault("wait", 0)
     lock = _client(request, client).lock(_format_name(request, name), **options)
     try:
         async with AsyncExitStack() as stack:
-            yield await _enter_unless_gone(request, lock, stack, retry_after)
+            yield await _enter_unless_gone(request, lock, stack, seconds)
     except LeaseLost as lost:
         if lost.name != lock.name:  # of a lock that the endpoint takes itself
             raise

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from leasehold.client.base import BaseClient
 from leasehold.client.decorator import accepted_parameters, call_filled
@@ -36,6 +36,18 @@ _log = logging.getLogger("leasehold.once")
 KIND: Final = "once"
 DAY: Final = 86_400.0
 _ABANDONED_KEEP: Final = 30 * DAY  # how long the record of a run is kept that never ends and is not taken over
+
+
+class OnceArguments(TypedDict, total=False):
+    """The keyword arguments of `AsyncClient.once`, for its overloads."""
+
+    keep: Duration | None
+    wait: Duration | None
+    ttl: Duration | None
+    on_failure: OnFailure
+    request: str
+    max_result: int
+    store: Store | str | None
 
 
 @dataclass(frozen=True, slots=True)

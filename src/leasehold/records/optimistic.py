@@ -7,11 +7,10 @@ resource itself must detect the conflict: a version column, a compare-and-set, a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from leasehold.client.decorator import accepted_parameters
-from leasehold.config import check_seconds
+from leasehold.config import Duration, check_seconds
 from leasehold.core import timing
 from leasehold.core.conflicts import is_conflict
 from leasehold.errors import ConfigError, Conflict
@@ -21,22 +20,22 @@ from leasehold.runtime.base import Runtime, maybe_await
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """The options of `optimistic`, checked."""
 
-    attempts: int
-    on: type[BaseException] | tuple[type[BaseException], ...]
-    pause: float
-    most_pause: float
-    name: str
-    on_event: Hook | None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int) or self.attempts < 1:
-            raise ConfigError(f"attempts must be a whole number of at least 1, not {self.attempts!r}")
-        check_seconds("pause", self.pause)
-        check_seconds("most_pause", self.most_pause)
+    def __init__(
+        self,
+        attempts: int,
+        on: type[BaseException] | tuple[type[BaseException], ...],
+        pause: Duration,
+        most_pause: Duration,
+        name: str,
+        on_event: Hook | None,
+    ) -> None:
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+            raise ConfigError(f"attempts must be a whole number of at least 1, not {attempts!r}")
+        self.attempts, self.on, self.name, self.on_event = attempts, on, name, on_event
+        self.pause, self.most_pause = check_seconds("pause", pause), check_seconds("most_pause", most_pause)
 
     async def run(self, runtime: Runtime, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """The result of the first call of `fn` without a conflict. Raises `Conflict` after the last attempt."""

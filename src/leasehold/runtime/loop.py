@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import sys
-import time
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -96,11 +94,9 @@ class Loop:
     blocking = False
 
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
-        self.now = clock
-        self.wall = time.time
-        self.random_bytes = os.urandom
-        self.random = random.Random().random  # noqa: S311  # not for secrets
-        self._threads = Threads(clock)
+        self._threads = threads = Threads(clock)
+        self.now, self.wall = threads.now, threads.wall
+        self.random_bytes, self.random = threads.random_bytes, threads.random
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._tasks: set[asyncio.Task[None]] = set()

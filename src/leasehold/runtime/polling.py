@@ -1,10 +1,15 @@
-"""`select.poll`, also where eventlet has taken it away: its monkey-patching leaves only `select()`, which lets other
-greenlets run."""
+"""`select.poll`, also where it is missing: on Windows, and after the monkey-patching of eventlet, which leaves only
+`select()`, because that lets other greenlets run."""
 
 from __future__ import annotations
 
 import select
-from typing import Protocol, TypeAlias
+import socket
+from typing import Final, Protocol, TypeAlias
+
+UNIX: Final[int] = getattr(socket, "AF_UNIX", -1)  # the family; -1: this system has none
+POLLIN: Final[int] = getattr(select, "POLLIN", 1)
+POLLOUT: Final[int] = getattr(select, "POLLOUT", 4)
 
 Pollable: TypeAlias = "int | HasFileno"
 
@@ -32,7 +37,7 @@ class _PollBySelect:
     def __init__(self) -> None:
         self._events: dict[int, int] = {}
 
-    def register(self, fd: Pollable, eventmask: int = select.POLLIN | select.POLLOUT, /) -> None:
+    def register(self, fd: Pollable, eventmask: int = POLLIN | POLLOUT, /) -> None:
         self._events[fd if isinstance(fd, int) else fd.fileno()] = eventmask
 
     modify = register
@@ -41,11 +46,11 @@ class _PollBySelect:
         del self._events[fd if isinstance(fd, int) else fd.fileno()]
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
-        read = [fd for fd, events in self._events.items() if events & select.POLLIN]
-        write = [fd for fd, events in self._events.items() if events & select.POLLOUT]
+        read = [fd for fd, events in self._events.items() if events & POLLIN]
+        write = [fd for fd, events in self._events.items() if events & POLLOUT]
         seconds = None if timeout is None or timeout < 0 else timeout / 1000
         readable, writable, _ = select.select(read, write, [], seconds)
-        found = dict.fromkeys(readable, select.POLLIN)
+        found = dict.fromkeys(readable, POLLIN)
         for fd in writable:
-            found[fd] = found.get(fd, 0) | select.POLLOUT
+            found[fd] = found.get(fd, 0) | POLLOUT
         return list(found.items())

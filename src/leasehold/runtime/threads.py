@@ -6,7 +6,6 @@ import _thread
 import atexit
 import os
 import random
-import select
 import signal
 import sys
 import threading
@@ -17,13 +16,17 @@ from typing import Any, ParamSpec, TypeVar
 
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime, logging_errors, run_sync
-from leasehold.runtime.polling import new_poll
+from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# Must count suspend: the leases of a laptop that slept for an hour have expired. On Linux, CLOCK_MONOTONIC stops then.
-boot_clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
+# Must count suspend: the leases of a laptop that slept for an hour have expired. On Linux, CLOCK_MONOTONIC stops then,
+# as does `time.monotonic` on macOS. Windows has only that one, and it counts.
+if sys.platform == "win32":
+    boot_clock: Callable[[], float] = time.monotonic
+else:
+    boot_clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
 
 _LONGEST_POLL = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
 
@@ -125,7 +128,7 @@ class Threads:
 
     async def wait_fd(self, descriptor: int, seconds: float, *, read: bool = True, write: bool = False) -> bool:
         poll = new_poll()
-        poll.register(descriptor, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
+        poll.register(descriptor, (POLLIN if read else 0) | (POLLOUT if write else 0))
         return bool(poll.poll(max(0.0, min(seconds, _LONGEST_POLL)) * 1000))
 
     def signal(self) -> ThreadSignal:

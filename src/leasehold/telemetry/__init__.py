@@ -5,6 +5,7 @@
 metrics.py        counts events; prometheus.py shows the same to prometheus-client
 groups.py         the label `group`: names without their ids, with a cap
 families.py       counters, histograms and their text for Prometheus
+text_file.py      metrics of short-lived processes, for the textfile collector of node_exporter
 engine_health.py  metrics of the engine's servers
 otel.py           spans and metrics for OpenTelemetry
 logs.py           log lines as JSON

@@ -6,6 +6,7 @@ client = leasehold.Client(url, on_event=background(send_to_my_service))
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,9 @@ from typing import Final
 
 from leasehold.errors import ConfigError
 from leasehold.events import Event, Hook, call_hook, count_dropped_event
+from leasehold.runtime.base import log_unexpected
+
+_log = logging.getLogger("leasehold.events")
 
 _EXIT_SECONDS: Final = 1.0  # that the exit of the interpreter waits for each hook, at most
 _BACKGROUND: weakref.WeakSet[Background] = weakref.WeakSet()  # for the handlers at fork and exit
@@ -84,6 +88,8 @@ class Background:
                 self._busy = True
                 try:
                     call_hook(self._hook, self._events.popleft(), may_be_slow=True)
+                except BaseException as error:  # sys.exit() in the hook ends its call, not this thread
+                    log_unexpected(_log, "the thread of a background hook", error)
                 finally:
                     self._busy = False
         self._thread, self._stopping = None, False

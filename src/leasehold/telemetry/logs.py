@@ -1,4 +1,4 @@
-"""Log lines as JSON, one object a line:
+"""Log lines as JSON, one object per line:
 
 handler = logging.StreamHandler()
 handler.setFormatter(leasehold.telemetry.JSONFormatter())

@@ -6,6 +6,14 @@ fixtures of the pytest plugin, `expire` and `lose`.
 
 Names are imported on first use: pytest loads the plugin in every run where Leasehold is installed, so it must cost
 nothing there.
+
+conformance/     the conformance suite: cases, rigs, and the client that runs them in both runtimes
+faulty.py        an engine that loses, delays and repeats calls
+lease_faults.py  `expire` and `lose`
+plugin.py        the fixtures of the pytest plugin
+clock.py         a clock that a test advances
+exhaustive.py    cancels every await and loses every message, one at a time
+network.py       a network that loses, repeats and delays messages, for the simulated runtime
 """
 
 from __future__ import annotations

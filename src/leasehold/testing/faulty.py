@@ -30,8 +30,12 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
-Verb: TypeAlias = Literal["attempt", "renew", "release", "decline", "break_", "inspect", "ping", "wait", "forget"]
-CALL_VERBS: Final[frozenset[Verb]] = frozenset({"attempt", "renew", "release", "decline", "break_", "inspect", "ping"})
+Verb: TypeAlias = Literal[
+    "attempt", "renew", "release", "decline", "break_", "set_limit", "inspect", "ping", "wait", "forget"
+]
+CALL_VERBS: Final[frozenset[Verb]] = frozenset(
+    {"attempt", "renew", "release", "decline", "break_", "set_limit", "inspect", "ping"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,12 @@ class FaultyEngine(WrappedEngine):
         subject = f"{namespace}\0{name}"
         return await self._call(
             "break_", subject, deadline, lambda: self._engine.break_(namespace, name, token, deadline)
+        )
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        subject = f"{namespace}\0{name}\0{limit}"
+        await self._call(
+            "set_limit", subject, deadline, lambda: self._engine.set_limit(namespace, name, limit, deadline)
         )
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:

@@ -17,8 +17,8 @@ from leasehold.cli.bench.cases import cases
 from leasehold.cli.bench.measurement import format_results, measure
 from leasehold.cli.bench.ramp import Step
 from leasehold.cli.console import Console, pass_console
-from leasehold.cli.help import Command
-from leasehold.cli.options import WholeNumber, positive_seconds, usage_error_if
+from leasehold.cli.help import command
+from leasehold.cli.options import WholeNumber, positive_seconds_option, usage_error_if
 
 ROUNDS: Final = 15
 HELD: Final = 100
@@ -35,7 +35,7 @@ leasehold bench URL --until-breaks --plot load.svg
 """
 
 
-@click.command("bench", cls=Command, examples=EXAMPLES, codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG))
+@command("bench", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.CONFIG)
 @click.argument("engine_url", required=False, metavar="[URL]")
 @click.option("--rounds", type=WholeNumber(2, 1000), metavar="N", help=f"Number of rounds. Default: {ROUNDS}.")
 @click.option(
@@ -44,12 +44,9 @@ leasehold bench URL --until-breaks --plot load.svg
     metavar="N",
     help=f"Number of leases to hold during the measurement, and to renew. Default: {HELD}.",
 )
-@click.option("--until-breaks", is_flag=True, help="Raise the load until the engine or the clients cannot follow.")
-@click.option(
-    "--p99",
-    type=positive_seconds,
-    metavar="SECS",
-    help=f"--until-breaks: the longest p99 that still counts as sustained. Default: {P99}.",
+@click.option("--until-breaks", is_flag=True, help="Raise the load until the engine or the clients cannot keep up.")
+@positive_seconds_option(
+    "--p99", help=f"--until-breaks: the longest p99 that still counts as sustained. Default: {P99}."
 )
 @click.option(
     "--processes",
@@ -57,11 +54,8 @@ leasehold bench URL --until-breaks --plot load.svg
     metavar="N",
     help="--until-breaks: number of client processes. Default: one per processor, at most 8.",
 )
-@click.option(
-    "--step",
-    type=positive_seconds,
-    metavar="SECS",
-    help=f"--until-breaks: how long to offer each load, at most {MAX_STEP:g}. Default: {STEP:g}.",
+@positive_seconds_option(
+    "--step", help=f"--until-breaks: how long to offer each load, at most {MAX_STEP:g}. Default: {STEP:g}."
 )
 @click.option(
     "--plot", "plot_file", type=click.File("w", lazy=False), metavar="FILE", help="--until-breaks: draw it as SVG."
@@ -86,18 +80,18 @@ def bench(
     repeated.
 
     With --until-breaks, client processes acquire and release different names at a rate that doubles with each step,
-    until p99 is above the limit, more than 0.1 % of the pairs fail, or the pairs fall behind; then it narrows the limit
-    down, and says what was used up. Each pair starts when it is due, whether or not the engine has answered the ones
-    before (an open loop), and its time counts from then. Ctrl-C ends it at any time, and releases everything.
+    until p99 is above the limit, more than 0.1 % of the pairs fail, or the pairs fall behind; then it narrows down
+    the limit and says which resource ran out. Each pair starts when it is due, whether or not the engine has answered
+    the ones before (an open loop), and its time counts from then. Ctrl-C ends it at any time, and releases everything.
 
     It needs only the engine. It uses the namespace leasehold-bench, which is empty again at the end. It puts load on
-    the server for some seconds, and with --until-breaks as much as it can carry for a minute, so be careful with a
-    server in production.
+    the server for some seconds, and with --until-breaks as much as the server can take for a minute, so be careful with
+    a server in production.
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """
     # Always the same namespace: an engine that counts tokens by namespace keeps that counter for ever.
-    bench_console = replace(console, url=engine_url or console.url, namespace="leasehold-bench")
+    bench_console = replace(console, url=console.url if engine_url is None else engine_url, namespace="leasehold-bench")
     prefix = f"{secrets.token_hex(8)}/"
     if until_breaks:
         usage_error_if(bool(rounds or held), "--until-breaks cannot be combined with --rounds or --held")

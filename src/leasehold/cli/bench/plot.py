@@ -11,7 +11,7 @@ WIDTH: Final = 720
 HEIGHT: Final = 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 150, 40, 50  # margins
 FONT: Final = 'font-family="sans-serif" font-size="12"'
-COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#999999")
+COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#999999", "#882255")
 
 
 class Axis(NamedTuple):

@@ -1,4 +1,15 @@
-"""Demos of failures that locks and fences prevent, with real processes: each without the fix, and then with it."""
+"""Demos of failures that locks and fences prevent, with real processes: each without the fix, and then with it.
+
+command.py  runner.py  worker.py     the command; runs a demo; a process of it
+race.py             updates that are lost without a lock
+expired_lease.py    work that goes on after the lease
+zombie.py           a holder paused between its check and its write
+failover.py         a Redis primary that dies with the grant
+partition.py        a holder cut off from the majority
+deadlock.py         two locks in opposite order
+thundering_herd.py  many callers that poll
+redis_server.py     Redis servers for the demos that need them
+"""
 
 from __future__ import annotations
 

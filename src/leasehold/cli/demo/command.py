@@ -11,7 +11,7 @@ from leasehold.cli.console import Console, pass_console
 from leasehold.cli.demo import NAMES, DemoResult, load_demo, partition
 from leasehold.cli.demo.redis_server import find_program
 from leasehold.cli.demo.runner import DemoFailed, DemoRunner, TimelinePrinter
-from leasehold.cli.help import Command
+from leasehold.cli.help import command
 from leasehold.cli.options import WholeNumber
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
@@ -35,12 +35,13 @@ CHECKS: Mapping[str, Callable[[str | None], object]] = {
 WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per process
 
 
-@click.command(
+@command(
     "demo",
-    cls=Command,
+    EXAMPLES,
+    exit_codes.CHECK_FAILED,
+    exit_codes.UNREACHABLE,
+    exit_codes.CONFIG,
     short_help="Show failures that locks and fences prevent.",
-    examples=EXAMPLES,
-    codes=(exit_codes.CHECK_FAILED, exit_codes.UNREACHABLE, exit_codes.CONFIG),
 )
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[DEMO]...")
 @click.option("--list", "listing", is_flag=True, help="List the demos and exit.")

@@ -24,8 +24,9 @@ from leasehold.cli.options import (
     audit_options,
     is_label,
     name_argument,
-    positive_seconds,
-    seconds,
+    positive_seconds_option,
+    seconds_option,
+    strict_options,
     usage_error_if,
 )
 from leasehold.cli.run.child import CannotRun, Child
@@ -35,6 +36,7 @@ from leasehold.cli.run.supervisor import OnLost, Supervisor
 from leasehold.cli.run.telemetry import RunTelemetry, telemetry_options
 from leasehold.cli.run.terminal import Terminal
 from leasehold.config import API_KEY_VARIABLE, URL_VARIABLE
+from leasehold.core import timing
 from leasehold.errors import LeaseholdError, LeaseLost, NotAcquired, SelfDeadlock
 
 EXAMPLES = """
@@ -111,6 +113,7 @@ class RunOptions:
     max_hold: float | None
     on_lost: OnLost
     kill_after: float | None
+    drift: float = timing.DRIFT
 
     def __post_init__(self) -> None:
         if self.kill_after is None:
@@ -143,11 +146,9 @@ class RunOptions:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] CMD [ARG]...")
 @click.option("-c", "--command", "line", metavar="STRING", help="Run STRING through /bin/sh instead of CMD.")
 @acquire_options
-@click.option(
-    "--max-hold",
-    type=positive_seconds,
-    metavar="SECS",
-    help="Stop CMD after SECS: send SIGTERM shortly before, and SIGKILL when the time is up.",
+@strict_options
+@positive_seconds_option(
+    "--max-hold", help="Stop CMD after SECS: send SIGTERM shortly before, and SIGKILL when the time is up."
 )
 @click.option(
     "--on-lost",
@@ -157,10 +158,8 @@ class RunOptions:
     help="What to do when the lease is lost. term: SIGTERM, then SIGKILL; kill: SIGKILL only; "
     "ignore: leave CMD running (only if the resource checks tokens).",
 )
-@click.option(
+@seconds_option(
     "--kill-after",
-    type=seconds,
-    metavar="SECS",
     help="Time between SIGTERM and SIGKILL; at most a third of --ttl. "
     "Default: 5, or a third of the granted ttl if that is shorter.",
 )
@@ -187,6 +186,8 @@ def run(
     max_hold: float | None,
     on_lost: OnLost,
     kill_after: float | None,
+    strict: bool,
+    drift: float,
     skip_ok: bool,
     result_file: str | None,
     metrics_file: str | None,
@@ -218,13 +219,14 @@ def run(
     `leasehold run` still waits for NAME makes it leave the queue and exit with 128+n.
 
     If the lease cannot be renewed, CMD and its process group get SIGTERM shortly before the lease expires, and SIGKILL
-    when it does. If the engine reports that the lease is gone, they get SIGTERM and SIGKILL at once. In both cases the
-    exit code is 79. It is also 79 if CMD succeeded, but the release shows that the lease was lost before. If `leasehold
-    run` and CMD are paused together for longer than the lease lasts, CMD is killed as soon as they resume. If only
-    `leasehold run` is stopped, it cannot stop CMD: then only tokens protect the resource.
+    when it does. With --strict they get SIGTERM as soon as one renewal has failed or is overdue, and SIGKILL
+    --kill-after seconds later. If the engine reports that the lease is gone, they get SIGTERM and SIGKILL at once. In
+    all cases the exit code is 79. It is also 79 if CMD succeeded but the release shows that the lease was already lost.
+    If `leasehold run` and CMD are paused together for longer than the lease lasts, CMD is killed as soon as they
+    resume. If only `leasehold run` is stopped, it cannot stop CMD: then only tokens protect the resource.
     """
     options = AcquireOptions(**given)
-    run_options = RunOptions(options.ttl, max_hold, on_lost, kill_after)
+    run_options = RunOptions(options.ttl, max_hold, on_lost, kill_after, drift)
     usage_error_if(line is not None and bool(command), "-c STRING cannot be combined with CMD")
     usage_error_if(line is None and not command, "nothing to run: pass CMD after NAME, or -c STRING")
     argv = ["/bin/sh", "-c", line] if line is not None else list(command)
@@ -238,7 +240,7 @@ def run(
     lock_options = AcquireOptions(**given)
 
     def lock(client: Client) -> Lock:
-        return lock_options.lock(client, name, max_hold=max_hold)
+        return lock_options.lock(client, name, max_hold=max_hold, strict=strict)
 
     busy_code = exit_codes.OK if skip_ok else busy_code
     job = RunJob(console, name, argv, lock, run_options, result, busy_code, telemetry)
@@ -277,7 +279,9 @@ class RunJob:
         try:
             with (
                 self.telemetry.start() as hooks,
-                self.console.client(ttl=self.run_options.ttl, on_event=hooks.hook) as client,
+                self.console.client(
+                    ttl=self.run_options.ttl, on_event=hooks.hook, drift=self.run_options.drift
+                ) as client,
             ):
                 lock = self.lock(client)
                 began = time.monotonic()

@@ -1,6 +1,8 @@
 """The loop that watches a lease and a child: it ends the child when the lease ends, and forwards signals to the child.
 
 If the lease cannot be renewed: SIGTERM at `valid_until` less `kill_after`, SIGKILL at `valid_until`, to its group.
+If the lease is strict, and a renewal failed or is overdue: SIGTERM at once, SIGKILL `kill_after` later: the engine
+keeps the name for longer than that.
 If the engine reports the lease gone: both at once, because there may be another holder already. The same after a pause
 of this process or machine past `valid_until`: on waking, the loop checks the lease before it forwards any signal.
 """
@@ -70,12 +72,23 @@ class Supervisor:
 
     def _enforce_lease(self) -> None:
         """Stop the child if the lease is lost or about to expire."""
-        if not self._lease.held:
+        if not self._lease.held and not self._lost_before_its_time():
             self._on_lease_lost(self._lease.lost_reason or "unknown")
         elif self._kill_at is not None and monotonic() >= self._kill_at:
             self._kill()
-        elif self._on_lost == "term" and self._kill_at is None and self._lease.remaining <= self._kill_after:
-            self._term(self._lease._expiry_reason(), self._lease.remaining)
+        elif self._on_lost == "term" and self._kill_at is None and (left := self._seconds_left()) <= self._kill_after:
+            self._term(self._lease.lost_reason or self._lease._expiry_reason(), left)
+
+    def _lost_before_its_time(self) -> bool:
+        """Whether a strict lease was lost, while the engine surely keeps the name: CMD gets the time to end itself."""
+        lease = self._lease
+        by_clock = lease.lost_reason in ("unreachable", "stalled")
+        return lease._strict and by_clock and self._on_lost == "term" and lease._until_engine_deadline() > 0
+
+    def _seconds_left(self) -> float:
+        """Until CMD must have ended."""
+        left = self._lease._until_engine_deadline()
+        return left if self._lease.held else min(left, self._kill_after)
 
     def _on_lease_lost(self, reason: Reason) -> None:
         if self.lost_reason is None:
@@ -133,7 +146,7 @@ class Supervisor:
             return _CHECK_INTERVAL
         if self._kill_at is not None:
             return min(_CHECK_INTERVAL, self._kill_at - monotonic())
-        seconds = self._lease.remaining - (self._kill_after if self._on_lost == "term" else 0.0)
+        seconds = self._seconds_left() - (self._kill_after if self._on_lost == "term" else 0.0)
         return min(_CHECK_INTERVAL, seconds)
 
     # ---------------------------------------------------------- the signals

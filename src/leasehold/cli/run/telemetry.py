@@ -13,7 +13,7 @@ import click
 from leasehold import telemetry
 from leasehold.blocking import Lease
 from leasehold.cli.console import Console
-from leasehold.cli.options import audit_hook
+from leasehold.cli.options import add_options, audit_hook
 from leasehold.errors import ConfigError
 from leasehold.events import Hook
 
@@ -27,38 +27,35 @@ _WRITE_SECONDS: Final = 1.0  # at most this long the end of a run waits for its 
 
 
 def telemetry_options(command: F) -> F:
-    for option in reversed(
-        [
-            click.option(
-                "--metrics-file",
-                type=click.Path(dir_okay=False),
-                envvar="LEASEHOLD_METRICS_FILE",
-                show_envvar=True,
-                metavar="FILE",
-                help="Add metrics of this run to FILE, whose name ends in .prom, for the textfile collector of "
-                "node_exporter.",
-            ),
-            click.option(
-                "--metrics-group",
-                multiple=True,
-                envvar="LEASEHOLD_METRICS_GROUP",
-                show_envvar=True,
-                metavar="[REGEX=]GROUP",
-                help="Count NAME under GROUP in metrics, if REGEX matches all of NAME. Default: NAME without its ids. "
-                "May be given several times; the first that matches counts.",
-            ),
-            click.option(
-                "--otel",
-                is_flag=True,
-                envvar="LEASEHOLD_OTEL",
-                show_envvar=True,
-                help="Export spans with OpenTelemetry, as its variables OTEL_* say. They continue the trace of "
-                "TRACEPARENT, and CMD gets a TRACEPARENT of its own.",
-            ),
-        ]
-    ):
-        command = option(command)
-    return command
+    return add_options(
+        command,
+        click.option(
+            "--metrics-file",
+            type=click.Path(dir_okay=False),
+            envvar="LEASEHOLD_METRICS_FILE",
+            show_envvar=True,
+            metavar="FILE",
+            help="Add metrics of this run to FILE, whose name ends in .prom, for the textfile collector of "
+            "node_exporter.",
+        ),
+        click.option(
+            "--metrics-group",
+            multiple=True,
+            envvar="LEASEHOLD_METRICS_GROUP",
+            show_envvar=True,
+            metavar="[REGEX=]GROUP",
+            help="Count NAME under GROUP in metrics, if REGEX matches all of NAME. Default: NAME without its ids. "
+            "May be given several times; the first that matches counts.",
+        ),
+        click.option(
+            "--otel",
+            is_flag=True,
+            envvar="LEASEHOLD_OTEL",
+            show_envvar=True,
+            help="Export spans with OpenTelemetry, configured by its OTEL_* variables. They continue the trace of "
+            "TRACEPARENT, and CMD gets a TRACEPARENT of its own.",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`leasehold top`: locks in a full screen, kept up to date.
+"""`leasehold top`: locks in full-screen mode, kept up to date.
 
 command.py  the command, its loop and its keys
 source.py   what is shown: of an engine, or of a server

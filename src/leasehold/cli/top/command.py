@@ -14,8 +14,8 @@ import click
 
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console, use_color
-from leasehold.cli.help import Command
-from leasehold.cli.options import checked_prefix, live_names, positive_seconds
+from leasehold.cli.help import command
+from leasehold.cli.options import checked_prefix, live_names, positive_seconds_option
 from leasehold.cli.top.screen import Screen, can_show
 from leasehold.cli.top.source import Source
 from leasehold.cli.top.view import MARKS, Style, View, rows_of
@@ -33,23 +33,17 @@ _CLOCK_SECONDS: Final = 0.5  # a frame at least this often: times change between
 _COLUMNS: Final = ("NAME", "STATE", "HOLDER", "TOKEN", "HELD", "LEFT", "QUEUE", "OLDEST WAIT")
 
 
-@click.command(
+@command(
     "top",
-    short_help="Show locks, holders and queues in a full screen.",
-    cls=Command,
-    examples=EXAMPLES,
-    codes=(exit_codes.UNREACHABLE, exit_codes.CONFIG, exit_codes.SIGNALLED),
+    EXAMPLES,
+    exit_codes.UNREACHABLE,
+    exit_codes.CONFIG,
+    exit_codes.SIGNALLED,
+    short_help="Show locks, holders and queues in full-screen mode.",
 )
 @click.argument("prefix", type=checked_prefix, default="", shell_complete=live_names)
 @click.option("--once", is_flag=True, help="Print one table and exit, as if stdout were not a terminal.")
-@click.option(
-    "--interval",
-    type=positive_seconds,
-    default=0.5,
-    show_default=True,
-    metavar="SECS",
-    help="Ask the engine every SECS.",
-)
+@positive_seconds_option("--interval", default=0.5, show_default=True, help="Ask the engine every SECS.")
 @pass_console
 def top(console: Console, prefix: str, once: bool, interval: float) -> None:
     """Show names, who holds them and who waits, kept up to date.
@@ -60,8 +54,8 @@ def top(console: Console, prefix: str, once: bool, interval: float) -> None:
     Keys: up and down select a name, enter shows its holders and its queue, s changes the order, / filters, b shows
     only names with waiters, d shows deadlocks, p pauses, ? shows all keys and what the states mean, q quits.
 
-    AT RISK is a lease that was not renewed in time: less than a third of its life is left. LEFT is shown as a share of
-    the most that was seen. This command never changes a lock.
+    AT RISK is a lease that was not renewed in time: less than a third of its life is left. The bar LEFT compares
+    the time left with the longest that was seen. This command never changes a lock.
 
     With `--once`, or if stdout is not a terminal: one table. With `-o json`: the array of `leasehold ls`.
     """

@@ -12,10 +12,14 @@ from leasehold.blocking import Client
 from leasehold.cli.console import Console
 from leasehold.cli.server_api import ServerApi, is_server, reading
 from leasehold.core.deadlocks import Deadlock, deadlocks
-from leasehold.errors import LeaseholdError
-from leasehold.model import Holder, Holding
+from leasehold.engines.remote import wire
+from leasehold.errors import LeaseholdError, Unavailable
+from leasehold.model import Holding
 from leasehold.runtime.base import Runtime
 
+_MAX_CLAIMS: Final = 50_000  # of a server's list
+_LIST_SECONDS: Final = 30.0  # that all its pages may take
+_MAX_TIME: Final = 1e11  # Unix time that a calendar has
 _STATS_INTERVAL: Final = 2.0
 _STATS_SECONDS: Final = 60  # that rates and latencies are about
 _RENEWED_SECONDS: Final = 2.0  # a larger change of the life left is a renewal; some engines count whole seconds
@@ -108,7 +112,11 @@ class Source:
         """From the picture of the server, which all readers share: any number of screens costs its engine little."""
         found: list[Holding] = []
         cursor: str | None = ""
+        until = time.monotonic() + _LIST_SECONDS
         while cursor is not None:
+            if len(found) > _MAX_CLAIMS or time.monotonic() > until:
+                text = f"the server's list did not end after {len(found):,} claims: ask for the names with one prefix"
+                raise Unavailable(text, engine=self.engine)
             page = server.get("/v1/locks", namespace=self._namespace, prefix=self._prefix, cursor=cursor)
             as_of = float(page.get("as_of") or time.time())
             holders = [_holding(self._namespace, each, as_of) for each in page["holdings"]]
@@ -130,7 +138,7 @@ class Source:
             return
         direct = minute["direct"]
         lost = sum((hour["counts"].get("lost") or {}).values())
-        self._rates = Rates(minute["rate"], direct[1] if direct else None, lost)
+        self._rates = Rates(float(minute["rate"]), float(direct[1]) if direct else None, int(lost))
 
     # ------------------------------------------------------ on its own thread
 
@@ -158,38 +166,34 @@ class Source:
 
 def _holding(namespace: str, made: Mapping[str, Any], as_of: float) -> Holding:
     acquired_at = made["acquired_at"]
-    return Holding(
-        namespace,
-        made["name"],
-        made["state"],
-        made["mode"],
-        made["kind"],
-        made["limit"],
-        made["fingerprint"],
-        Holder(made["holder"], made["host"] or "", made["pid"] or 0, made["purpose"] or ""),
-        max(0.0, as_of - acquired_at) if acquired_at is not None else 0.0,
-        made["expires_in"],
-        token=made["token"],
-        slot=made["slot"],
-        owner=made.get("owner", ""),
-        since_grant=acquired_at is not None,
-        acquired_at=acquired_at,
-    )
+    if acquired_at is not None and not 0 <= acquired_at < _MAX_TIME:
+        raise ValueError("not a time")
+    members = {
+        **{member: made[member] for member in ("name", "state", "mode", "kind", "limit", "fingerprint")},
+        "namespace": namespace,
+        "holder": [made["holder"], made["host"] or "", made["pid"] or 0, made["purpose"] or ""],
+        "age": max(0.0, as_of - acquired_at) if acquired_at is not None else 0.0,
+        "left": max(0.0, made["expires_in"]),
+        "token": made["token"],
+        "slot": made["slot"],
+        "owner": made.get("owner", ""),
+        "since_grant": acquired_at is not None,
+    }
+    return replace(wire.holding_from_json(members), acquired_at=acquired_at)
 
 
 def _waiter(namespace: str, made: Mapping[str, Any], holder: Holding | None) -> Holding:
     """`holder` has the same name, and so the same kind and limit."""
-    return Holding(
-        namespace,
-        made["name"],
-        "waiting",
-        made["mode"],
-        "lock" if holder is None else holder.kind,
-        1 if holder is None else holder.limit,
-        made["fingerprint"],
-        Holder(made["holder"], purpose=made["purpose"] or ""),
-        made["waiting_for"],
-        0.0,
-        position=made["position"],
-        owner=made.get("owner", ""),
-    )
+    members = {
+        **{member: made[member] for member in ("name", "mode", "fingerprint", "position")},
+        "namespace": namespace,
+        "state": "waiting",
+        "kind": "lock" if holder is None else holder.kind,
+        "limit": 1 if holder is None else holder.limit,
+        "holder": [made["holder"], "", 0, made["purpose"] or ""],
+        "age": max(0.0, made["waiting_for"]),
+        "left": 0.0,
+        "owner": made.get("owner", ""),
+        "since_grant": True,
+    }
+    return wire.holding_from_json(members)

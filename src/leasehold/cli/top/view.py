@@ -409,7 +409,10 @@ class View:
         for state, text in states.items():
             label = self.style.paint(f"{self.style.mark(state)} {state.upper():<9}", STATES[state][2])
             lines.append(f"  {label}{fit(text, width - 13, ellipsis=cut)}")
-        about = ("LEFT: until the lease ends unless it is renewed; its bar: as a", "share of the most that was seen.")
+        about = (
+            "LEFT: until the lease ends unless it is renewed; its bar",
+            "compares that with the longest that was seen.",
+        )
         return [*lines, "", *(fit(f"  {text}", width, ellipsis=cut) for text in (*about, "This never changes a lock."))]
 
 

@@ -3,6 +3,11 @@
 PyMySQL blocks, and its timeout restarts with every read. So a thread makes the handshake, and the caller waits for it
 until the deadline and then hangs up. A proxy that hands calls to other sessions is detected by the server's connection
 id: such a proxy does not know it.
+
+In a slow network the first renewal has to open a session in a part of the ttl, so a session takes two requests: the
+login, and everything else in one. That is one request with several statements, not several requests sent at once:
+ProxySQL hangs up if a request comes before the last one is answered. If a proxy does not offer several statements, they
+are sent one by one.
 """
 
 from __future__ import annotations
@@ -10,16 +15,16 @@ from __future__ import annotations
 import socket
 import ssl
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pymysql
-from pymysql.constants import CR
+from pymysql.constants import CLIENT, CR
 
 from leasehold.engines.mysql.errors import ENGINE, SERVER, connection_refused, no_answer
 from leasehold.engines.mysql.session import MySession
 from leasehold.engines.mysql.url import MyTarget
 from leasehold.engines.sql.connect import resolve, split_deadline
-from leasehold.engines.sql.session import DatabaseServer, Decoding, SqlConnectionLost, SqlServerError
+from leasehold.engines.sql.session import DatabaseServer, Decoding, Row, SqlConnectionLost, SqlServerError
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -42,10 +47,11 @@ _LIMITS: Final = {
     True: "max_statement_time = %(statement_seconds)d, idle_transaction_timeout = %(statement_seconds)d",
     False: "max_execution_time = 0",
 }
-_ISOLATION: Final = b"set session transaction isolation level read committed, read write"
+_CHARACTER_SET: Final = "set names utf8mb4"  # some servers ignore the one in the login
+_ISOLATION: Final = "set session transaction isolation level read committed, read write"
 _SESSION_QUERY: Final = (
-    b"select connection_id(), concat_ws(' ', @@hostname, @@port, @@server_id, @@datadir), "
-    b"@@global.innodb_flush_log_at_trx_commit, @@global.read_only, @@global.log_bin, @@session.binlog_format"
+    "select connection_id(), concat_ws(' ', @@hostname, @@port, @@server_id, @@datadir), "
+    "@@global.innodb_flush_log_at_trx_commit, @@global.read_only, @@global.log_bin, @@session.binlog_format"
 )
 
 
@@ -60,12 +66,21 @@ def _unverified_tls() -> ssl.SSLContext:
 _UNVERIFIED_TLS: Final = _unverified_tls()
 
 
+class _Login(NamedTuple):
+    """What a handshake results in."""
+
+    sock: socket.socket
+    connection_id: int  # as the server reported it
+    mariadb: bool
+    multi_statements: bool  # a request may have several statements
+
+
 class _Handshake:
     """A handshake that runs in its own thread; the caller may cancel it."""
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
-        self.result: tuple[socket.socket, int, bool] | None = None
+        self.result: _Login | None = None
         self.error: Exception | None = None
         self.cancelled = False
 
@@ -77,25 +92,29 @@ class _Handshake:
             return
         self.result = found
         if self.cancelled:
-            found[0].close()
+            found.sock.close()
 
     def cancel(self) -> None:
         self.cancelled = True
         if self.result is not None:
-            self.result[0].close()
+            self.result.sock.close()
         elif self.sock is not None:
             with suppress(OSError):
                 socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
 class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
-    """PyMySQL reads whatever a server sends; a handshake takes a few hundred bytes.
+    """PyMySQL reads whatever a server sends; a handshake takes a few hundred bytes. It would also send `set names` as a
+    request of its own.
 
     If the URL has no TLS options, PyMySQL uses TLS when the server offers it, without verifying the certificate.
     Loading all the certificate authorities of the system for that would take nine tenths of a handshake's time."""
 
     def _create_ssl_ctx(self, named: Any) -> Any:
         return super()._create_ssl_ctx(named) if named else _UNVERIFIED_TLS
+
+    def set_character_set(self, *_: object) -> None:
+        """`_prepare_session` does."""
 
     def _process_auth(self, plugin_name: bytes, *args: Any, **kwargs: Any) -> Any:
         """Any host on the way can ask for this, whatever the server itself would accept."""
@@ -116,10 +135,8 @@ class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
         return super()._read_bytes(num_bytes)
 
 
-def _perform_handshake(
-    handshake: _Handshake, target: MyTarget, address: str, seconds: float
-) -> tuple[socket.socket, int, bool]:
-    """The session's socket, the connection id that the server reported, and whether it is MariaDB."""
+def _perform_handshake(handshake: _Handshake, target: MyTarget, address: str, seconds: float) -> _Login:
+    password = target.password.read().encode()  # on the handshake's thread; PyMySQL would encode text as Latin-1
     handshake.sock = sock = socket.socket(
         socket.AF_UNIX if target.path else socket.AF_INET6 if ":" in address else socket.AF_INET
     )
@@ -129,7 +146,7 @@ def _perform_handshake(
         if not target.path:
             _set_socket_options(sock)
         connection = _PyMySQLConnection(
-            **target.arguments, defer_connect=True, read_timeout=seconds, write_timeout=seconds
+            **target.arguments, password=password, defer_connect=True, read_timeout=seconds, write_timeout=seconds
         )
         connection.connect(sock)
     except BaseException:
@@ -139,7 +156,9 @@ def _perform_handshake(
     sock, connection._sock = connection._sock, None
     connection._rfile.close()
     connection._rfile, connection._closed = None, True
-    return sock, connection.server_thread_id[0], "mariadb" in connection.server_version.lower()
+    mariadb = "mariadb" in connection.server_version.lower()
+    multi_statements = bool(connection.server_capabilities & CLIENT.MULTI_STATEMENTS)
+    return _Login(sock, connection.server_thread_id[0], mariadb, multi_statements)
 
 
 def _set_socket_options(sock: socket.socket) -> None:
@@ -192,10 +211,9 @@ async def _connect_address(
     if handshake.result is None:
         assert handshake.error is not None  # noqa: S101  # for the type checker
         raise connection_refused(handshake.error, target.address) from handshake.error
-    sock, connection_id, mariadb = handshake.result
-    session = MySession(sock, runtime)
+    session = MySession(handshake.result.sock, runtime)
     try:
-        await _prepare_session(session, connection_id, mariadb, deadline, statement_time, allow_replica)
+        await _prepare_session(session, handshake.result, deadline, statement_time, allow_replica)
     except (SqlServerError, SqlConnectionLost) as error:
         session.close()
         raise Unavailable(f"{SERVER}: {error}", engine=ENGINE) from error
@@ -206,22 +224,24 @@ async def _connect_address(
 
 
 async def _prepare_session(
-    session: MySession, connection_id: int, mariadb: bool, deadline: float, statement_time: float, allow_replica: bool
+    session: MySession, login: _Login, deadline: float, statement_time: float, allow_replica: bool
 ) -> None:
     """Apply the session's settings, identify the server, and refuse a replica unless it is allowed."""
     statement_seconds = min(_MAX_TIMEOUT, int(statement_time + 0.999))
-    settings = f"{_SETTINGS}, {_LIMITS[mariadb]}" % {
+    settings = f"{_SETTINGS}, {_LIMITS[login.mariadb]}" % {
         "lock_wait_seconds": max(statement_seconds, 1),
         "statement_seconds": statement_seconds,
     }
-    await session.execute(settings.encode(), (), deadline)
-    await session.execute(_ISOLATION, (), deadline)
-    rows = await session.execute(_SESSION_QUERY, (), deadline)
+    statements = (_CHARACTER_SET, settings, _ISOLATION, _SESSION_QUERY)
+    rows: list[Row] = []
+    # If one of several statements in a request fails, the server does not execute those behind it.
+    for request in ("; ".join(statements),) if login.multi_statements else statements:
+        rows = await session.execute(request.encode(), (), deadline)
     with Decoding(SERVER, ENGINE):
         ((reported_id, identity, flush, read_only, *_),) = rows
     if read_only not in ("0", "OFF") and not allow_replica:
         raise Unavailable(
             "MySQL: this server is read-only (a replica) and cannot grant locks; connect to the primary", engine=ENGINE
         )
-    session.connection_id = connection_id
-    session.server = DatabaseServer(reported_id == str(connection_id), identity or "", flush == "1")
+    session.connection_id = login.connection_id
+    session.server = DatabaseServer(reported_id == str(login.connection_id), identity or "", flush == "1")

@@ -5,6 +5,7 @@ The safety argument is in `verbs.sql`, `fast_path.sql` and `lock_state.sql`; wit
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,13 +20,13 @@ from leasehold.engines.mysql.url import MyOptions, parse_url
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.engines.sql import TRAITS
 from leasehold.engines.sql.engine import SqlEngine
-from leasehold.errors import Unsupported
+from leasehold.errors import ConfigError, TransactionOpen, Unavailable, Unsupported
 from leasehold.model import Busy, Claim, Grant
 from leasehold.runtime.base import Runtime
 
 TRAITS_WITH_PROCEDURES: Final = replace(TRAITS, break_notice=False)  # wake-ups only reach waiters
 TRAITS_WITHOUT_PROCEDURES: Final = replace(
-    TRAITS_WITH_PROCEDURES, fair=False, push=False, shared=False, max_limit=1, slots=False
+    TRAITS_WITH_PROCEDURES, fair=False, push=False, shared=False, max_limit=1, slots=False, resizable=False
 )
 
 _MAX_TOKENS: Final = 10_000
@@ -54,6 +55,26 @@ class MysqlEngine(SqlEngine):
     def _renewal_columns(self, claims: list[Claim]) -> list[list[Any]]:
         return [*super()._renewal_columns(claims), [bucket(c.name) for c in claims]]
 
+    def release(self, claim: Claim, deadline: float) -> Coroutine[Any, Any, bool]:
+        if claim.id_hash in self._registry.released_on_commit:
+            return self._release_unless_locked(claim, deadline)
+        return super().release(claim, deadline)
+
+    async def _release_unless_locked(self, claim: Claim, deadline: float) -> bool:
+        """Release a claim that a transaction of the caller releases when it commits. That transaction has the row
+        locked, and the caller may be the thread that is to commit it: so wait for nothing, and let the watchdog
+        retry."""
+        try:
+            rows = await self._connection.call("release_unless_locked", self._release_args(claim, deadline), deadline)
+        except ConfigError as error:  # as in `SqlEngine.release`
+            raise Unavailable(str(error), engine=ENGINE) from error
+        with self._decoding:
+            ended = rows[0][0]
+        if ended == "o":
+            raise TransactionOpen(f"the transaction that releases {claim.name} is still open", engine=ENGINE)
+        self._registry.released_on_commit.discard(claim.id_hash)
+        return ended == "t"
+
     def _release_args(self, claim: Claim, deadline: float) -> tuple[Any, ...]:
         return (*super()._release_args(claim, deadline), self._tokens.pop(claim.id_hash, 0))
 
@@ -70,11 +91,21 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Mys
 
 def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
     """See `leasehold.engines.lease_check_sql`."""
+    prefix = _procedures_prefix(config, "check")
+    return f"call {prefix}.lh_check_v1(:namespace, :name, :token)", f"call {prefix}.lh_in_transaction_v1()"
+
+
+def release_on_commit_sql(config: EngineConfig) -> Sequence[str]:
+    """See `leasehold.engines.release_on_commit_sql`."""
+    prefix = _procedures_prefix(config, "release")
+    return (f"call {prefix}.lh_release_on_commit_v1(:namespace, :name, :token, :id_hash)",)
+
+
+def _procedures_prefix(config: EngineConfig, what: str) -> str:
     options = parse_url(config)
     if not options.procedures:
         raise Unsupported(
-            "mysql:// with procedures=no cannot check a lease inside your transaction: the check is a procedure",
+            f"mysql:// with procedures=no cannot {what} a lease inside your transaction: the {what} is a procedure",
             engine=ENGINE,
         )
-    prefix = schema.quote_identifier(options.database)
-    return f"call {prefix}.lh_check_v1(:namespace, :name, :token)", f"call {prefix}.lh_in_transaction_v1()"
+    return schema.quote_identifier(options.database)

@@ -14,7 +14,6 @@ import pymysql
 from pymysql.constants import CR, ER
 
 from leasehold.core.texts import server_text
-from leasehold.engines.mysql import schema
 from leasehold.engines.sql.session import SchemaMissing, SqlServerError, TransactionConflict
 from leasehold.engines.sql.session import no_answer as _no_answer
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
@@ -125,11 +124,4 @@ def schema_missing(name: str, why: object) -> ConfigError:
         f"Leasehold's tables and procedures are missing from database {name!r} or not granted to this account, and "
         f"could not be created ({why}); run what `leasehold schema mysql --role ACCOUNT` prints, as the database's "
         "owner. For an account that may create tables but no procedures, pass procedures=no (locks only)"
-    )
-
-
-def schema_too_new(name: str, found: int) -> ConfigError:
-    return ConfigError(
-        f"database {name!r} was created by a newer Leasehold (schema version {found}; this one supports "
-        f"{schema.VERSION}) and no longer works with this version: upgrade Leasehold"
     )

@@ -104,7 +104,7 @@ $$
 create procedure if not exists lh_pass_over_v1(_namespace varbinary(255), _name varbinary(255), _token bigint)
 begin
     insert into lh_queue
-        select namespace, name, bucket, kind, grant_limit, '', 0, '' from lh_grant
+        select namespace, name, bucket, kind, grant_limit, '', 0, '', false from lh_grant
         where namespace = _namespace and name = _name and token = _token
         on duplicate key update grant_limit = lh_queue.grant_limit;
     insert into lh_waiter
@@ -150,14 +150,16 @@ begin
     declare _count, _grant_limit integer;
     declare _kind varbinary(16);
     declare _exclusive boolean;
-    select count(*), max(kind), max(grant_limit), max(mode = 'exclusive') into _count, _kind, _grant_limit, _exclusive
+    select count(*), max(kind), max(mode = 'exclusive'), coalesce(
+            (select grant_limit from lh_queue where namespace = _namespace and name = _name), max(grant_limit))
+        into _count, _kind, _exclusive, _grant_limit
         from lh_grant where namespace = _namespace and name = _name;
     set _fits = _count = 0
         or (_kind = 'semaphore' and _count < _grant_limit)
         or (_kind = 'lock' and _mode = 'shared' and not _exclusive);
     set _free_slot = 0;
     if _fits and _count > 0 and _kind = 'semaphore' then  -- either 0 is free, or the number after a taken slot
-        select if(min(g.slot) > 0, 0, min(if(n.slot is null, g.slot + 1, null))) into _free_slot
+        select coalesce(if(min(g.slot) > 0, 0, min(if(n.slot is null, g.slot + 1, null))), 0) into _free_slot
             from lh_grant g left join lh_grant n
                 on n.namespace = g.namespace and n.name = g.name and n.slot = g.slot + 1
             where g.namespace = _namespace and g.name = _name;
@@ -176,9 +178,9 @@ advance: begin
     declare _mode varbinary(16);
     declare _ticket, _heartbeat_expires_at, _notified_recheck_at, _token, _end, _recheck_at bigint;
     declare _grant_limit, _free_slot integer;
-    declare _fits, _reachable, _reserved, _passed_over, _waiters_left boolean;
-    select kind, grant_limit, notified_id_hash, notified_recheck_at
-        into _kind, _grant_limit, _notified_id_hash, _notified_recheck_at
+    declare _fits, _reachable, _reserved, _passed_over, _limit_set, _row_needed boolean;
+    select kind, grant_limit, notified_id_hash, notified_recheck_at, limit_set
+        into _kind, _grant_limit, _notified_id_hash, _notified_recheck_at, _limit_set
         from lh_queue where namespace = _namespace and name = _name;
     if _kind is null then
         leave advance;
@@ -242,6 +244,9 @@ advance: begin
         end if;
         select min(if(until > _now, until, _now + 100000)), max(state = 1) into _end, _reserved
             from lh_grant where namespace = _namespace and name = _name;
+        if _end is null then  -- a transaction of the application has just released the grant (release_on_commit.sql)
+            iterate heads;
+        end if;
         set _recheck_at = if(_reserved, least(_end, _now + 1000000), _end);
         if _id_hash = _caller_id_hash then
             if _notified_id_hash <> _id_hash or _notified_recheck_at <> _recheck_at then
@@ -258,9 +263,15 @@ advance: begin
     end loop;
     -- No claim waits. Remove passed-over ones whose heartbeat has expired, and with the last of them the queue.
     delete from lh_waiter where namespace = _namespace and name = _name and passed = 1 and heartbeat_expires_at <= _now;
-    select exists (select 1 from lh_waiter where namespace = _namespace and name = _name) into _waiters_left;
-    if not _waiters_left then
+    select _limit_set or exists (select 1 from lh_waiter where namespace = _namespace and name = _name)
+        or exists (  -- then the limit of the grants does not count
+            select 1 from lh_grant where namespace = _namespace and name = _name and grant_limit <> _grant_limit)
+        into _row_needed;
+    if not _row_needed then
         delete from lh_queue where namespace = _namespace and name = _name;
+    elseif _notified_id_hash <> '' then  -- no client must be woken for a claim that waits no longer
+        update lh_queue set notified_id_hash = '', notified_recheck_at = 0, notified_client = ''
+            where namespace = _namespace and name = _name;
     end if;
 end
 $$
@@ -303,7 +314,9 @@ begin
         union
         (select l.namespace, l.bucket, l.name from lh_queue l where _queues and not exists (
             select 1 from lh_waiter w
-            where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > _now) limit 8);
+            where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > _now)
+            and (not l.limit_set or exists (
+                select 1 from lh_waiter w where w.namespace = l.namespace and w.name = l.name)) limit 8);
     declare continue handler for not found set _done = true;
     open _expired;
     names: loop

@@ -54,7 +54,7 @@ def _load_sections() -> dict[str, str]:
     for section in (files(__package__) / "no_procedures.sql").read_text(encoding="utf-8").split("-- :")[1:]:
         header, _, body = section.partition("\n")
         found[header.split()[0]] = body.strip().replace("{here}", _THIS_NAME)
-    for shared in ("lock_bucket", "grant", "expire"):
+    for shared in ("drop_queue", "lock_bucket", "grant", "expire"):
         found = {name: body.replace(f"{{{shared}}}", found[shared]) for name, body in found.items()}
     return found
 

@@ -1,5 +1,5 @@
--- The verbs as plain statements, one section each. {here} is the condition for the name; {lock_bucket}, {grant} and
--- {expire} are the sections of those names; {db} is the database; the rest are values, as literals.
+-- The verbs as plain statements, one section each. {here} is the condition for the name; {lock_bucket}, {grant},
+-- {expire} and {drop_queue} are the sections of those names; {db} is the database; the rest are values, as literals.
 
 -- :lock_bucket  lock the bucket, and only then read the clock (E1, E3)
 insert into {db}.lh_bucket (namespace, bucket, token, ticket) values ({namespace}, {bucket}, 0, 0)
@@ -31,7 +31,7 @@ insert into {db}.lh_grant (
 set @lh_expired_token = null;
 select token into @lh_expired_token from {db}.lh_grant where {here} and if(state = 2, ends, until) <= @lh_now
     order by token desc limit 1 for update skip locked;
-insert into {db}.lh_queue select namespace, name, bucket, kind, grant_limit, '', 0, '' from {db}.lh_grant
+insert into {db}.lh_queue select namespace, name, bucket, kind, grant_limit, '', 0, '', false from {db}.lh_grant
     where {here} and token <= @lh_expired_token and state = 1 and until <= @lh_now and heartbeat_expires_at > @lh_now
     on duplicate key update grant_limit = lh_queue.grant_limit;
 insert into {db}.lh_waiter
@@ -41,7 +41,12 @@ insert into {db}.lh_waiter
     where {here} and token <= @lh_expired_token and state = 1 and until <= @lh_now and heartbeat_expires_at > @lh_now;
 delete from {db}.lh_grant where {here} and token <= @lh_expired_token and if(state = 2, ends, until) <= @lh_now;
 delete from {db}.lh_waiter where {here} and heartbeat_expires_at <= @lh_now;
-delete from {db}.lh_queue where {here} and not exists (select 1 from {db}.lh_waiter where {here});
+{drop_queue}
+
+-- :drop_queue  the row of a queue without waiters, unless the limit in it counts
+delete from {db}.lh_queue where {here} and not limit_set
+    and not exists (select 1 from {db}.lh_waiter where {here})
+    and not exists (select 1 from {db}.lh_grant g where {here} and g.grant_limit <> lh_queue.grant_limit);
 
 -- :attempt  the claim has its grant, or the name is free for it, or it queues and sets sole_token null (fast_path.sql)
 start transaction;
@@ -65,7 +70,8 @@ update {db}.lh_grant set
     where {here} and token = @lh_own_token;
 update {db}.lh_bucket set ticket = ticket + 1, sole_token = null
     where namespace = {namespace} and bucket = {bucket} and @lh_joins;
-insert into {db}.lh_queue select {namespace}, {name}, {bucket}, {kind}, {grant_limit}, '', 0, '' from (select 1) one_row
+insert into {db}.lh_queue
+    select {namespace}, {name}, {bucket}, {kind}, {grant_limit}, '', 0, '', false from (select 1) one_row
     where @lh_joins on duplicate key update grant_limit = lh_queue.grant_limit;
 insert into {db}.lh_waiter
     select {namespace}, {name}, 0, ticket, {id_hash}, '', {label}, {host}, {pid}, {purpose}, {mode}, {delay},
@@ -74,13 +80,13 @@ insert into {db}.lh_waiter
 update {db}.lh_waiter set passed = 0, heartbeat_expires_at = @lh_now + 15000000, client = ''
     where id_hash = {id_hash} and {here};
 delete from {db}.lh_waiter where id_hash = {id_hash} and {here} and @lh_free;
-delete from {db}.lh_queue where {here} and @lh_free and not exists (select 1 from {db}.lh_waiter where {here});
+{drop_queue}
 set @lh_ticket = null;
 select ticket into @lh_ticket from {db}.lh_waiter where id_hash = {id_hash} and {here};
 select count(*) into @lh_queue_position from {db}.lh_waiter where {here} and passed = 0 and ticket < @lh_ticket;
 select case when @lh_free or @lh_own_token is not null then 1 when @lh_mismatch then 2 else 0 end,
     g.token, if(g.until > @lh_now, g.until - @lh_now, 100000), null, if(@lh_ticket is null, null, @lh_queue_position),
-    g.label, g.host, g.pid, g.purpose, coalesce(g.kind, l.kind), coalesce(g.grant_limit, l.grant_limit)
+    g.label, g.host, g.pid, g.purpose, coalesce(g.kind, l.kind), coalesce(l.grant_limit, g.grant_limit)
     from (select 1) one_row left join {db}.lh_grant g on g.namespace = {namespace} and g.name = {name}
         left join {db}.lh_queue l on l.namespace = {namespace} and l.name = {name}
     order by g.until, g.token limit 1;
@@ -96,6 +102,8 @@ select namespace, bucket, name into @lh_sweep_namespace, @lh_sweep_bucket, @lh_s
     (select l.namespace, l.bucket, l.name from {db}.lh_queue l where {lines} and not exists (
         select 1 from {db}.lh_waiter w
         where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > @lh_now)
+        and (not l.limit_set or exists (
+            select 1 from {db}.lh_waiter w where w.namespace = l.namespace and w.name = l.name))
         limit 1)) found limit 1;
 select 1 into @lh_locked from {db}.lh_bucket
     where namespace = @lh_sweep_namespace and bucket = @lh_sweep_bucket for update skip locked;
@@ -112,7 +120,7 @@ update {db}.lh_grant set state = 3, delay = 0, until = least(since, @lh_now) + m
     where {here} and token = @lh_own_token and state = 2 and {keep} and least(since, @lh_now) + min_hold > @lh_now;
 delete from {db}.lh_grant where {here} and token = @lh_own_token and state <> 3;
 delete from {db}.lh_waiter where id_hash = {id_hash} and {here};
-delete from {db}.lh_queue where {here} and not exists (select 1 from {db}.lh_waiter where {here});
+{drop_queue}
 select @lh_ended;
 commit
 
@@ -190,11 +198,12 @@ select {ordinal}, if(
             and f.passed = 0 and f.ticket < me.ticket), 't', 'f')
 
 -- :inspect
-select name, kind, grant_limit, state, token, concat(left(id_hash, 16), right(id_hash, 8)), label, host, pid, purpose,
-    mode, delay, ticket, since, heartbeat_expires_at, until, slot,
-    timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))
-    from {db}.lh_grant where namespace = {namespace} and name >= {prefix}
-        and (name = {prefix} or not {exact} and left(name, length({prefix})) = {prefix})
+select g.name, g.kind, coalesce(q.grant_limit, g.grant_limit), g.state, g.token,
+    concat(left(g.id_hash, 16), right(g.id_hash, 8)), g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket,
+    g.since, g.heartbeat_expires_at, g.until, g.slot, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))
+    from {db}.lh_grant g left join {db}.lh_queue q on q.namespace = g.namespace and q.name = g.name
+    where g.namespace = {namespace} and g.name >= {prefix}
+        and (g.name = {prefix} or not {exact} and left(g.name, length({prefix})) = {prefix})
 union all select w.name, l.kind, l.grant_limit, if(w.passed, 4, 0), 0,
     concat(left(w.id_hash, 16), right(w.id_hash, 8)), w.label, w.host, w.pid, w.purpose, w.mode, w.delay, w.ticket,
     w.since, w.heartbeat_expires_at, 0, null, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))

@@ -15,13 +15,18 @@ VERSION: Final = 1
 DEFAULT_NAME: Final = "leasehold"
 
 _TABLES: Final = ("tables.sql",)
-_PROCEDURES: Final = ("lock_state.sql", "fast_path.sql", "verbs.sql")
+# Attempt and release, in fast_path.sql, come last: no client is granted anything while other procedures are missing.
+_PROCEDURES: Final = ("lock_state.sql", "verbs.sql", "release_on_commit.sql", "fast_path.sql")
+_CREATE_PROCEDURE: Final = "create procedure if not exists "
 _MAX_NAME_LENGTH: Final = 64  # characters
 _DELIMITER: Final = "delimiter "
 
-# What an account that uses locks must be allowed to do, and nothing else. `inspect` and `break` are for operators.
-_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "decline", "listen", "check", "in_transaction")
-_OPERATOR_VERBS: Final = ("inspect", "break")
+# What an account that uses locks must be allowed to do, and nothing else. The others are for operators.
+_LOCK_VERBS: Final = (
+    *("attempt", "renew", "heartbeat", "release", "decline", "listen"),
+    *("check", "in_transaction", "release_on_commit", "release_unless_locked"),
+)
+_OPERATOR_VERBS: Final = ("inspect", "break", "set_limit")
 
 
 def validate_name(database: str) -> str:
@@ -64,8 +69,15 @@ def statements(script: str) -> Iterator[str]:
             lines.clear()
 
 
+def procedure_of(statement: str) -> str | None:
+    """The name of the procedure that this statement of the script creates; None: it creates none."""
+    _, found, rest = statement.partition(_CREATE_PROCEDURE)
+    return rest.partition("(")[0] if found else None
+
+
 def grants(role: str, schema: str = DEFAULT_NAME, *, operator: bool = True) -> str:
-    """The statements that let an account use locks, and with `operator` inspect and break those of others."""
+    """The statements that let an account use locks, and with `operator` inspect and break those of others and set
+    limits of semaphores."""
     user, at, host = role.rpartition("@")
     account = f"{_literal(user)}@{_literal(host)}" if at else _literal(role)
     verbs = _LOCK_VERBS + (_OPERATOR_VERBS if operator else ())

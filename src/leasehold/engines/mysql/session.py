@@ -69,6 +69,11 @@ class MySession(SqlSession):
     def descriptor(self) -> int:
         return self._sock.fileno()
 
+    @property
+    def sock(self) -> socket.socket:
+        """With TLS, an `ssl.SSLSocket`."""
+        return self._sock
+
     def set_runtime(self, runtime: Runtime) -> None:
         """Hand the session over to the thread that reads it from now on."""
         self._runtime = runtime

@@ -5,9 +5,11 @@
 --            names of the bucket. It keeps the last token and ticket, and is never deleted (E3)
 -- lh_grant   one row per claim that occupies a name: state 1 reserved, 2 held, 3 cooling
 -- lh_waiter  one row per queued claim: waiting, or passed over
--- lh_queue   one row per name that has waiters: its kind, and what the head of the queue was last notified of
+-- lh_queue   one row per name that has waiters or a limit that was set: its kind, and what the head of the queue was last
+--            notified of. Its grant_limit counts, not those of the name's grants: they may be from before it was set.
+--            limit_set: it counts whatever the claims say, and the row stays
 --
--- A name without holders and waiters has no row. Only the procedures below use these tables: no account but their owner
+-- A name without holders, waiters and a limit that was set has no row. Only the procedures below use these tables: no account but their owner
 -- needs a right to them. Everything may be run again at any time: what exists is kept.
 
 create database if not exists `leasehold`;
@@ -89,6 +91,7 @@ create table if not exists lh_queue (
     notified_id_hash varbinary(64) not null,
     notified_recheck_at bigint not null,
     notified_client varbinary(64) not null,
+    limit_set boolean not null,
     primary key (namespace, name),
     key lh_queue_notified (notified_client)
 ) engine = InnoDB row_format = dynamic;

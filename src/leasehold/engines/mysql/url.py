@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from pymysql.constants import CLIENT
 
 from leasehold.config import EngineConfig, parse_yes_no
+from leasehold.credentials import Password
 from leasehold.engines.mysql import schema
 from leasehold.errors import ConfigError
 
@@ -19,16 +20,18 @@ _USER: Final = "root"
 
 @dataclass(frozen=True, slots=True)
 class MyTarget:
-    """Where to connect, and as which user. Contains the password."""
+    """Where to connect, and as which user."""
 
     host: str
     port: int
     path: str  # of a unix socket, instead of host and port
     arguments: dict[str, Any] = field(repr=False)  # for PyMySQL
+    password: Password
 
     @property
     def address(self) -> str:
-        return self.path or f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.path or f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def parse_url(config: EngineConfig) -> MyOptions:
         raise ConfigError(
             "this URL cannot be parsed: expected mysql://user:password@host:port/database?option=value"
         ) from None
-    user, password = unquote(parts.username or _USER), unquote(parts.password or "")
+    user, password = unquote(parts.username or _USER), config.password_or(unquote(parts.password or ""))
     try:
         database = schema.validate_name(unquote(parts.path).removeprefix("/") or schema.DEFAULT_NAME)
     except ValueError as error:
@@ -70,7 +73,7 @@ def parse_url(config: EngineConfig) -> MyOptions:
     if "," in parts.netloc:
         raise ConfigError("a mysql:// URL takes one host: the primary, which alone can grant locks")
     return MyOptions(
-        target=MyTarget(host, port, str(given.get("unix_socket", "")), _arguments(given, host, user, password)),
+        target=MyTarget(host, port, str(given.get("unix_socket", "")), _arguments(given, host, user), password),
         database=database,
         create=bool(given.get("create", True)),
         listen=bool(given.get("listen", True)),
@@ -79,15 +82,14 @@ def parse_url(config: EngineConfig) -> MyOptions:
     )
 
 
-def _arguments(given: dict[str, Any], host: str, user: str, password: str) -> dict[str, Any]:
+def _arguments(given: dict[str, Any], host: str, user: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "host": host,
         "user": user,
-        "password": password.encode(),  # PyMySQL would encode text as Latin-1
         "charset": "utf8mb4",
-        "autocommit": True,
+        "autocommit": None,  # set later, together with the other settings
         "program_name": given.get("program_name", "leasehold"),
-        "client_flag": 0 if given.get("procedures", True) else CLIENT.MULTI_STATEMENTS,
+        "client_flag": CLIENT.MULTI_STATEMENTS,
     }
     arguments |= {name: given[name] for name in ("ssl_ca", "ssl_cert", "ssl_key") if name in given}
     if "ssl_ca" in given:  # naming an authority asks for verification

@@ -22,6 +22,7 @@ begin
     declare _found_kind varbinary(16);
     declare _found_label, _found_host, _found_purpose varbinary(4096);
     declare _idle, _fits, _has_waiters, _row_locked, _reserved, _last_token_stale, _is_sole, _must_advance boolean;
+    declare _limit_set boolean default false;
     call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
     select not exists (select 1 from lh_grant where namespace = _namespace and name = _name)
         and not exists (select 1 from lh_queue where namespace = _namespace and name = _name) into _idle;
@@ -30,19 +31,19 @@ begin
         call lh_expire_grants_v1(_namespace, _name, _now);
         select kind, grant_limit into _found_kind, _found_grant_limit from lh_grant
             where namespace = _namespace and name = _name limit 1;
-        if _found_kind is null then
-            select kind, grant_limit into _found_kind, _found_grant_limit from lh_queue
-                where namespace = _namespace and name = _name and exists (  -- a dead waiter does not determine the kind
+        select kind, grant_limit, limit_set into _found_kind, _found_grant_limit, _limit_set from lh_queue
+            where namespace = _namespace and name = _name and (
+                limit_set or _found_kind is not null or exists (  -- a dead waiter does not determine the kind
                     select 1 from lh_waiter
-                    where namespace = _namespace and name = _name and heartbeat_expires_at > _now);
-        end if;
+                    where namespace = _namespace and name = _name and heartbeat_expires_at > _now));
         if _found_kind is null then  -- only dead waiters are left
             delete from lh_waiter where namespace = _namespace and name = _name;
             delete from lh_queue where namespace = _namespace and name = _name;
             set _idle = true;
-        elseif _found_kind <> _kind or _found_grant_limit <> _grant_limit then
+        elseif _found_kind <> _kind or _found_grant_limit <> _grant_limit and not _limit_set then
             set _answer = 2;
         else
+            set _grant_limit = _found_grant_limit;
             select token, state into _own_token, _state from lh_grant
                 where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2) limit 1;
             if _own_token is null then
@@ -93,7 +94,7 @@ begin
             select ticket into _ticket from lh_bucket where namespace = _namespace and bucket = _bucket;
             delete from lh_waiter
                 where namespace = _namespace and name = _name and passed = 1 and heartbeat_expires_at <= _now;
-            insert into lh_queue values (_namespace, _name, _bucket, _kind, _grant_limit, '', 0, '')
+            insert into lh_queue values (_namespace, _name, _bucket, _kind, _grant_limit, '', 0, '', false)
                 on duplicate key update grant_limit = lh_queue.grant_limit;
             insert into lh_waiter values (
                 _namespace, _name, 0, _ticket, _id_hash, _client, _label, _host, _pid, _purpose, _mode, _delay,
@@ -374,15 +375,68 @@ begin
 end
 $$
 
+-- For operators: set the limit of a semaphore. It counts for every claim on the name, whatever the claim says, until it is
+-- set again (E1). _limit null: remove it, so that the next claim decides again once the name is idle. 'f': the name is in
+-- use as a lock. A smaller limit ends no grant. It withdraws reservations, since claiming one would make a grant.
+create procedure if not exists lh_set_limit_v1(
+    _namespace varbinary(255), _bucket integer, _name varbinary(255), _limit integer, _lock_timeout_ms integer
+)
+begin
+    declare _now, _last_token, _token, _ticket bigint;
+    declare _over integer default 0;
+    declare _is_lock boolean default false;
+    declare exit handler for sqlexception begin rollback; resignal; end;
+    call lh_begin_v1(_lock_timeout_ms);
+    call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
+    call lh_expire_grants_v1(_namespace, _name, _now);
+    if _limit is null then
+        update lh_queue set limit_set = false where namespace = _namespace and name = _name;
+    else
+        delete from lh_waiter where namespace = _namespace and name = _name and heartbeat_expires_at <= _now;
+        select exists (select 1 from lh_grant where namespace = _namespace and name = _name and kind = 'lock')
+            or exists (
+                select 1 from lh_queue l join lh_waiter w on w.namespace = l.namespace and w.name = l.name
+                where l.namespace = _namespace and l.name = _name and l.kind = 'lock')
+            into _is_lock;
+    end if;
+    if _limit is not null and not _is_lock then
+        update lh_bucket set sole_token = null where namespace = _namespace and bucket = _bucket;  -- see fast_path.sql
+        insert into lh_queue values (_namespace, _name, _bucket, 'semaphore', _limit, '', 0, '', true)
+            on duplicate key update kind = 'semaphore', grant_limit = _limit, limit_set = true;
+        select count(*) - _limit into _over from lh_grant where namespace = _namespace and name = _name;
+    end if;
+    while _over > 0 do
+        set _ticket = null;
+        select token, ticket into _token, _ticket from lh_grant
+            where namespace = _namespace and name = _name and state = 1 order by token desc limit 1;
+        if _ticket is null then
+            set _over = 0;
+        else
+            call lh_pass_over_v1(_namespace, _name, _token);
+            update lh_waiter set passed = 0
+                where namespace = _namespace and name = _name and passed = 1 and ticket = _ticket;
+            update lh_queue set notified_id_hash = '', notified_recheck_at = 0, notified_client = ''
+                where namespace = _namespace and name = _name;  -- a new head is notified of when to re-check
+            set _over = _over - 1;
+        end if;
+    end while;
+    if not _is_lock then
+        call lh_advance_v1(_namespace, _bucket, _name, _now, '');
+    end if;
+    call lh_end_v1(0);
+    select if(_is_lock, 'f', 't');
+end
+$$
+
 -- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of an id hash it shows only the
 -- fingerprint and the owner.
 create procedure if not exists lh_inspect_v1(_namespace varbinary(255), _prefix varbinary(255), _exact boolean)
 begin
     declare _now bigint default timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
-    select g.name, g.kind, g.grant_limit, g.state, g.token, concat(left(g.id_hash, 16), right(g.id_hash, 8)),
+    select g.name, g.kind, coalesce(q.grant_limit, g.grant_limit), g.state, g.token, concat(left(g.id_hash, 16), right(g.id_hash, 8)),
         g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket, g.since, g.heartbeat_expires_at, g.until, g.slot,
         _now
-    from lh_grant g
+    from lh_grant g left join lh_queue q on q.namespace = g.namespace and q.name = g.name
     where g.namespace = _namespace and g.name >= _prefix
         and (g.name = _prefix or not _exact and left(g.name, length(_prefix)) = _prefix)
     union all
@@ -449,5 +503,3 @@ end
 $$
 
 delimiter ;
-
-insert into lh_meta values (1, 1) on duplicate key update version = greatest(version, 1);

@@ -16,16 +16,17 @@ declare
     _set text := "leasehold".lh_prepare_v1(_lock_timeout_ms, _durable);
     _token bigint;
     _now bigint;
+    _ticket bigint;
     _slot integer := case _kind when 'semaphore' then 0 end;
     _reply json;
 begin
-    -- Lock the bucket and take a token in one step: a token that is not used was never given out. `returning` is
-    -- evaluated once the row is locked, so decisions and their times have one order (E1, E3). The insert is a separate
-    -- statement, because only a later statement sees what was committed before the lock.
+    -- Lock the bucket, and take a token and a ticket in one step: one that is not used was never given out. `returning`
+    -- is evaluated once the row is locked, so decisions and their times have one order (E1, E3). The insert is a
+    -- separate statement, because only a later statement sees what was committed before the lock.
     loop
-        update "leasehold".lh_bucket b set token = greatest(b.token + 1, "leasehold".lh_now_v1())
+        update "leasehold".lh_bucket b set token = greatest(b.token + 1, "leasehold".lh_now_v1()), ticket = b.ticket + 1
             where b.namespace = _namespace and b.bucket = _bucket
-            returning b.token, "leasehold".lh_now_v1() into _token, _now;
+            returning b.token, b.ticket, "leasehold".lh_now_v1() into _token, _ticket, _now;
         exit when found;
         insert into "leasehold".lh_bucket values (_namespace, _bucket, 0, 0) on conflict do nothing;
     end loop;
@@ -37,9 +38,21 @@ begin
     if found then
         _reply := json_build_array(1, _token, _ttl, _slot);
     else
-        _reply := "leasehold".lh_contend_v1(
-            _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose,
-            _mode, _kind, _grant_limit, _ttl, _delay, _min_hold, _queue, _now);
+        if _queue and _kind = 'lock' then
+            _reply := "leasehold".lh_claim_or_join_v1(
+                _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose,
+                _mode, _ttl, _delay, _min_hold, _now, _ticket);
+        end if;
+        if _reply is null then
+            _reply := "leasehold".lh_contend_v1(
+                _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose,
+                _mode, _kind, _grant_limit, _ttl, _delay, _min_hold, _queue, _now);
+        end if;
+        if _reply ->> 0 = '0' then
+            -- Busy promises nothing that a crash could break: its waiter would queue again. Nor do the decisions that
+            -- were made on the way: a later durable commit makes them durable as well.
+            _set := set_config('synchronous_commit', 'off', true);
+        end if;
     end if;
     if _sweep > 0 then
         perform "leasehold".lh_sweep_v1(_sweep);
@@ -60,6 +73,7 @@ declare
     _own_grant "leasehold".lh_grant;
     _ticket bigint;
     _idle boolean;
+    _limit_set boolean;
     answer integer;
     token bigint;
     life bigint;
@@ -74,21 +88,25 @@ declare
 begin
     perform "leasehold".lh_set_contended_v1(_namespace, _name);
     perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
-    select g.kind, g.grant_limit into kind, grant_limit from "leasehold".lh_grant g
-        where namespace = _namespace and name = _name limit 1;
+    select l.kind, l.grant_limit, l.limit_set into kind, grant_limit, _limit_set from "leasehold".lh_queue l
+        where namespace = _namespace and name = _name;
     if not found then
-        select l.kind, l.grant_limit into kind, grant_limit from "leasehold".lh_queue l
-            where namespace = _namespace and name = _name and exists (  -- a dead waiter does not determine the kind
-                select 1 from "leasehold".lh_waiter
-                where namespace = _namespace and name = _name and heartbeat_expires_at > _now);
-        if not found then  -- only dead waiters are left
-            delete from "leasehold".lh_waiter where namespace = _namespace and name = _name;
-            delete from "leasehold".lh_queue where namespace = _namespace and name = _name;
-        end if;
+        select g.kind, g.grant_limit into kind, grant_limit from "leasehold".lh_grant g
+            where namespace = _namespace and name = _name limit 1;
+    elsif not _limit_set and not exists (select 1 from "leasehold".lh_grant where namespace = _namespace and name = _name)
+        and not exists (
+            select 1 from "leasehold".lh_waiter
+            where namespace = _namespace and name = _name and heartbeat_expires_at > _now)
+    then  -- only dead waiters are left, and they do not determine the kind
+        delete from "leasehold".lh_waiter where namespace = _namespace and name = _name;
+        delete from "leasehold".lh_queue where namespace = _namespace and name = _name;
+        kind := null;
+        grant_limit := null;
     end if;
-    if kind <> _kind or grant_limit <> _grant_limit then
+    if kind <> _kind or grant_limit <> _grant_limit and not coalesce(_limit_set, false) then
         return json_build_array(2, null, null, null, null, null, null, null, null, kind, grant_limit);
     end if;
+    _grant_limit := coalesce(grant_limit, _grant_limit);
     select * into _own_grant from "leasehold".lh_grant
         where namespace = _namespace and name = _name and id_hash = _id_hash and state in (1, 2);
     if not found then
@@ -119,7 +137,7 @@ begin
                 where namespace = _namespace and bucket = _bucket returning b.ticket into _ticket;
             delete from "leasehold".lh_waiter
                 where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
-            insert into "leasehold".lh_queue values (_namespace, _name, _bucket, _kind, _grant_limit, '', 0)
+            insert into "leasehold".lh_queue values (_namespace, _name, _bucket, _kind, _grant_limit, '', 0, false)
                 on conflict do nothing;
             insert into "leasehold".lh_waiter values (
                 _namespace, _name, false, _ticket, _id_hash, _client, _label, _host, _pid, _purpose, _mode, _delay,

@@ -52,10 +52,11 @@ async def open_session(
     """A session with the first host that accepts the connection. Each host gets an equal share of the time left, and
     each of its addresses an equal share of that. `allow_standby`: not for locks."""
     failure: LeaseholdError = no_answer(0.0, address_of(target.hosts[0]))
+    credentials = {} if target.password is None else {"password": await target.password.read_with(runtime, deadline)}
     for number, params in enumerate(target.hosts):
         until = split_deadline(runtime, deadline, len(target.hosts) - number)
         try:
-            return await _connect_host(params, runtime, until, statement_timeout, allow_standby)
+            return await _connect_host(params | credentials, runtime, until, statement_timeout, allow_standby)
         except Unavailable as error:
             failure = error
         except ConfigError as error:
@@ -67,7 +68,8 @@ async def open_session(
 
 def address_of(params: dict[str, Any]) -> str:
     """Host and port, without user or password."""
-    return f"{params.get('host') or params.get('hostaddr') or 'the local socket'}:{params.get('port') or 5432}"
+    host = str(params.get("host") or params.get("hostaddr") or "the local socket")
+    return f"[{host}]:{params.get('port') or 5432}" if ":" in host else f"{host}:{params.get('port') or 5432}"
 
 
 async def _connect_host(

@@ -7,11 +7,18 @@ import logging
 from typing import Final
 
 from leasehold.engines.postgresql import connect, schema
-from leasehold.engines.postgresql.errors import ENGINE, SERVER, schema_missing, schema_too_new
+from leasehold.engines.postgresql.errors import ENGINE, SERVER, schema_missing
 from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import PgOptions
 from leasehold.engines.sql import connection
-from leasehold.engines.sql.session import Row, SchemaMissing, SqlServerError, SqlSession, TransactionConflict
+from leasehold.engines.sql.session import (
+    Row,
+    SchemaMissing,
+    SqlServerError,
+    SqlSession,
+    TransactionConflict,
+    schema_too_new,
+)
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -26,6 +33,7 @@ _VERBS: Final = {
     "release": 7,
     "decline": 6,
     "break": 5,
+    "set_limit": 5,
     "inspect": 3,
 }
 _ROW_VERBS: Final = ("renew", "heartbeat", "inspect")  # they return rows; the others one value, which is cheaper
@@ -71,7 +79,7 @@ class PgConnection(connection.SerialConnection):
                 raise schema_missing(name, error) from error
             found = 0
         if found > schema.VERSION:
-            raise schema_too_new(name, found)
+            raise schema_too_new(f"schema {name!r}", found, schema.VERSION)
         if not self._options.create:
             raise schema_missing(name, "the URL says create=no")
         try:

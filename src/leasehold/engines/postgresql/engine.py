@@ -1,10 +1,11 @@
 """The PostgreSQL engine: locks in the application's own database or in a separate one.
 
-The safety argument is in `attempt.sql`, `verbs.sql` and `lock_state.sql`.
+The safety argument is in `attempt.sql`, `verbs.sql`, `lock_state.sql` and `hand_off.sql`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -50,3 +51,13 @@ def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
     second checks that there is one."""
     held = f"select 1 where {schema.quote_identifier(parse_url(config).schema)}.lh_check_v1(:namespace, :name, :token)"
     return held, "select 1 where pg_current_xact_id_if_assigned() is not null"
+
+
+def release_on_commit_sql(config: EngineConfig) -> Sequence[str]:
+    """See `leasehold.engines.release_on_commit_sql`. The first statement gives the transaction a number, by which the
+    second recognizes that it is not a transaction of its own."""
+    prefix = schema.quote_identifier(parse_url(config).schema)
+    return (
+        "select pg_current_xact_id()",
+        f"select {prefix}.lh_release_on_commit_v1(:namespace, :name, :token, :id_hash)",
+    )

@@ -11,7 +11,6 @@ from typing import Final
 from psycopg import pq
 
 from leasehold.core.texts import server_text
-from leasehold.engines.postgresql import schema
 from leasehold.engines.sql.session import SchemaMissing, SqlServerError, TransactionConflict
 from leasehold.engines.sql.session import no_answer as _no_answer
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
@@ -95,11 +94,4 @@ def schema_missing(name: str, why: object) -> ConfigError:
     return ConfigError(
         f"Leasehold's tables are missing from schema {name!r} of this database and could not be created ({why}); "
         "run what `leasehold schema postgresql` prints, as their owner"
-    )
-
-
-def schema_too_new(name: str, found: int) -> ConfigError:
-    return ConfigError(
-        f"schema {name!r} was created by a newer Leasehold (schema version {found}; this one supports "
-        f"{schema.VERSION}) and no longer works with this version: upgrade Leasehold"
     )

@@ -99,7 +99,7 @@ language plpgsql as $lh$
 begin
     delete from "leasehold".lh_grant where namespace = _grant.namespace and name = _grant.name and token = _grant.token;
     insert into "leasehold".lh_queue values (
-            _grant.namespace, _grant.name, _grant.bucket, _grant.kind, _grant.grant_limit, '', 0)
+            _grant.namespace, _grant.name, _grant.bucket, _grant.kind, _grant.grant_limit, '', 0, false)
         on conflict do nothing;
     insert into "leasehold".lh_waiter values (
         _grant.namespace, _grant.name, true, _grant.ticket, _grant.id_hash, _grant.client, _grant.label, _grant.host,
@@ -139,8 +139,10 @@ declare
     _grant_limit integer;
     _exclusive boolean;
 begin
-    select count(*), max(kind), max(grant_limit), bool_or(mode = 'exclusive')
-        into _count, _kind, _grant_limit, _exclusive
+    select count(*), max(kind), bool_or(mode = 'exclusive'), coalesce(
+            (select grant_limit from "leasehold".lh_queue where namespace = _namespace and name = _name),
+            max(grant_limit))
+        into _count, _kind, _exclusive, _grant_limit
         from "leasehold".lh_grant where namespace = _namespace and name = _name;
     return _count = 0
         or (_kind = 'semaphore' and _count < _grant_limit)
@@ -242,8 +244,11 @@ begin
     -- No claim waits. Remove passed-over ones whose heartbeat has expired, and with the last of them the queue.
     delete from "leasehold".lh_waiter
         where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
-    delete from "leasehold".lh_queue where namespace = _namespace and name = _name and not exists (
-        select 1 from "leasehold".lh_waiter where namespace = _namespace and name = _name);
+    delete from "leasehold".lh_queue l where namespace = _namespace and name = _name and not limit_set
+        and not exists (select 1 from "leasehold".lh_waiter where namespace = _namespace and name = _name)
+        and not exists (  -- then the limit of the grants does not count
+            select 1 from "leasehold".lh_grant g
+            where g.namespace = _namespace and g.name = _name and g.grant_limit <> l.grant_limit);
 end
 $lh$;
 
@@ -299,6 +304,8 @@ begin
                 -- `not exists` would be a join: planned for few rows, it would read all waiters for each queue later
                 select true from "leasehold".lh_waiter w
                 where w.namespace = l.namespace and w.name = l.name and w.heartbeat_expires_at > _now limit 1) is null
+                and (not l.limit_set or (
+                    select true from "leasehold".lh_waiter w where w.namespace = l.namespace and w.name = l.name limit 1))
             limit 8
         loop
             perform "leasehold".lh_try_sweep_name_v1(_expired.namespace, _expired.bucket, _expired.name);

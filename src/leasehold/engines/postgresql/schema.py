@@ -15,13 +15,13 @@ from leasehold.errors import ConfigError
 VERSION: Final = 1
 DEFAULT_NAME: Final = "leasehold"
 
-_PARTS: Final = ("tables.sql", "lock_state.sql", "attempt.sql", "verbs.sql")
+_PARTS: Final = ("tables.sql", "lock_state.sql", "hand_off.sql", "attempt.sql", "release_on_commit.sql", "verbs.sql")
 _MAX_NAME_BYTES: Final = 63  # bytes; PostgreSQL cuts off the rest
 _QUOTE: Final = "$lh$"  # delimits the function bodies
 
-# What a role that uses locks must be allowed to do, and nothing else. `inspect` and `break` are for operators.
-_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "decline", "check")
-_OPERATOR_VERBS: Final = ("inspect", "break")
+# What a role that uses locks must be allowed to do, and nothing else. The others are for operators.
+_LOCK_VERBS: Final = ("attempt", "renew", "heartbeat", "release", "decline", "check", "release_on_commit")
+_OPERATOR_VERBS: Final = ("inspect", "break", "set_limit")
 
 
 def validate_name(schema: str) -> str:
@@ -43,7 +43,8 @@ def text(schema: str = DEFAULT_NAME) -> str:
 
 
 def grants(role: str, schema: str = DEFAULT_NAME, *, operator: bool = True) -> str:
-    """The statements that let a role use locks, and with `operator` inspect and break those of others."""
+    """The statements that let a role use locks, and with `operator` inspect and break those of others and set limits
+    of semaphores."""
     verbs = _LOCK_VERBS + (_OPERATOR_VERBS if operator else ())
     names = "|".join(verbs)
     return f"""\

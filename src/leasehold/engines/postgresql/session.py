@@ -58,6 +58,13 @@ class PgSession(SqlSession):
         self._shutdown_socket: socket.socket | None = None
         pg.notice_handler = self._on_notice
 
+    def tls_options(self) -> dict[str, str] | None:
+        """libpq's `sslmode` and `sslrootcert`, wherever they were set. None: the session does not use TLS."""
+        if not self._pg.ssl_in_use:
+            return None
+        known = (b"sslmode", b"sslrootcert")
+        return {each.keyword.decode(): os.fsdecode(each.val or b"") for each in self._pg.info if each.keyword in known}
+
     def usable(self) -> bool:
         return self.state is IDLE and self._pg.status == _OPEN and self.relay.is_silent()
 

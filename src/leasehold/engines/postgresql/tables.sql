@@ -5,9 +5,11 @@
 -- lh_grant   one row per claim that occupies a name: state 1 reserved, 2 held, 3 cooling. contended: another claim
 --            has asked for the name; only a transaction that has locked the bucket may end the grant
 -- lh_waiter  one row per queued claim: waiting, or passed over
--- lh_queue   one row per name that has waiters: its kind, and what the head of the queue was last notified of
+-- lh_queue   one row per name that has waiters or a limit that was set: its kind, and what the head of the queue was last
+--            notified of. Its grant_limit counts, not those of the name's grants: they may be from before it was set.
+--            limit_set: it counts whatever the claims say, and the row stays
 --
--- A name without holders and waiters has no row. Only the functions below use these tables: no role but their owner
+-- A name without holders, waiters and a limit that was set has no row. Only the functions below use these tables: no role but their owner
 -- needs a right to them.
 
 -- Run this file as one transaction. The advisory lock admits one client at a time. The statement after it makes the
@@ -89,5 +91,6 @@ create table if not exists "leasehold".lh_queue (
     grant_limit integer not null,
     notified_id_hash text collate "C" not null,
     notified_recheck_at bigint not null,
+    limit_set boolean not null,
     primary key (namespace, name)
 ) with (fillfactor = 50);

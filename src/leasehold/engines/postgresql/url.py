@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -12,6 +12,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from leasehold.config import EngineConfig, parse_yes_no
+from leasehold.credentials import Password
 from leasehold.engines.postgresql import schema
 from leasehold.errors import ConfigError
 
@@ -25,9 +26,10 @@ _KEEPALIVE_IDLE: Final = 10  # seconds of silence before the first keepalive pro
 
 @dataclass(frozen=True, slots=True)
 class PgTarget:
-    """Where to connect: one set of parameters per host, tried in order. Contains the password."""
+    """Where to connect: one set of parameters per host, tried in order. They may contain the password."""
 
     hosts: tuple[dict[str, str], ...] = field(repr=False)
+    password: Password | None = None  # instead of one in the parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,12 @@ def parse_url(config: EngineConfig) -> PgOptions:
     direct = given.get("listen_url")
     if direct and not given.get("listen", True):
         raise ConfigError("listen_url cannot be combined with listen=no, which turns wake-ups off")
-    target = _target(config.url, config.call_timeout, set(own_options))
+    target = _target(config, {*own_options, "password_file"})
     listen = target
     if direct:
-        listen = _target(EngineConfig.parse(str(direct), config.call_timeout).url, config.call_timeout, set())
+        listen = _target(EngineConfig.parse(str(direct), config.call_timeout), {"password_file"})
+        if listen.password is None and "password" not in listen.hosts[0]:
+            listen = replace(listen, password=config.password)
     return PgOptions(
         target=target,
         listen=listen if given.get("listen", True) else None,
@@ -71,9 +75,10 @@ def parse_url(config: EngineConfig) -> PgOptions:
     )
 
 
-def _target(url: str, call_timeout: float, own_options: set[str]) -> PgTarget:
+def _target(config: EngineConfig, own_options: set[str]) -> PgTarget:
+    call_timeout = config.call_timeout
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(config.url)
         pairs = [
             (name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name not in own_options
         ]
@@ -98,14 +103,17 @@ def _target(url: str, call_timeout: float, own_options: set[str]) -> PgTarget:
     if "service" not in found and "PGSERVICE" not in os.environ:
         defaults |= _environment_defaults()
     params = defaults | {name: str(value) for name, value in found.items() if value} | {"client_encoding": "UTF8"}
+    if config.password is not None:
+        config.password_or(params.get("password", ""))
     hosts, ports = params.get("host", "").split(","), params.get("port", "").split(",")
     if len(hosts) == 1 or "hostaddr" in params:
-        return PgTarget((params,))
+        return PgTarget((params,), config.password)
     if len(ports) not in (1, len(hosts)):
         raise ConfigError(f"this URL has {len(hosts)} hosts and {len(ports)} ports; give one port, or one per host")
     params.setdefault("target_session_attrs", "read-write")  # of several hosts, the primary
     ports = ports * len(hosts) if len(ports) == 1 else ports
-    return PgTarget(tuple(params | {"host": host, "port": port} for host, port in zip(hosts, ports, strict=True)))
+    each_host = (params | {"host": host, "port": port} for host, port in zip(hosts, ports, strict=True))
+    return PgTarget(tuple(each_host), config.password)
 
 
 def _environment_defaults() -> dict[str, str]:

@@ -87,6 +87,7 @@ declare
     _set text := "leasehold".lh_prepare_v1(least(_lock_timeout_ms, 100), _durable);  -- until the bucket is locked
     _now bigint;
     _ended boolean;
+    _sole boolean;  -- the name had one grant, because it was exclusive, and has none now
 begin
     if _held then
         -- If no other claim has asked for the name since it was granted (`lh_set_contended_v1`) and no transaction has
@@ -111,7 +112,8 @@ begin
         select ctid from "leasehold".lh_grant
         where namespace = _namespace and name = _name and id_hash = _id_hash and until > _now
             and (state = 1 or state = 2 and _held and (not _keep or least(since, _now) + min_hold <= _now))
-        for update skip locked);
+        for update skip locked)
+        returning mode = 'exclusive' and kind = 'lock' into _sole;
     _ended := found;
     if not _ended then
         -- min_hold keeps the grant for a while; or a transaction of its holder has its row locked, and then the grant
@@ -128,7 +130,13 @@ begin
         delete from "leasehold".lh_waiter where id_hash = _id_hash and namespace = _namespace and name = _name;
     end if;
     if exists (select 1 from "leasehold".lh_queue where namespace = _namespace and name = _name) then
-        perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
+        if _ended and _sole then
+            if "leasehold".lh_hand_off_v1(_namespace, _bucket, _name, _now) then
+                return true;
+            end if;
+        else
+            perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
+        end if;
         perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
     end if;
     return _ended;
@@ -189,6 +197,55 @@ begin
 end
 $lh$;
 
+-- For operators: set the limit of a semaphore. It counts for every claim on the name, whatever the claim says, until it is
+-- set again (E1). _limit null: remove it, so that the next claim decides again once the name is idle. False: the name is
+-- in use as a lock. A smaller limit ends no grant. It withdraws reservations, since claiming one would make a grant.
+create or replace function "leasehold".lh_set_limit_v1(
+    _namespace text, _bucket integer, _name text, _limit integer, _lock_timeout_ms integer,
+    _durable boolean default true
+) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
+declare
+    _now bigint := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms, _durable);
+    _over bigint;
+    _grant "leasehold".lh_grant;
+begin
+    perform "leasehold".lh_set_contended_v1(_namespace, _name);
+    perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
+    if _limit is null then
+        update "leasehold".lh_queue set limit_set = false where namespace = _namespace and name = _name;
+    else
+        delete from "leasehold".lh_waiter
+            where namespace = _namespace and name = _name and heartbeat_expires_at <= _now;
+        if exists (
+                select 1 from "leasehold".lh_grant where namespace = _namespace and name = _name and kind = 'lock')
+            or exists (
+                select 1 from "leasehold".lh_queue join "leasehold".lh_waiter using (namespace, name)
+                where namespace = _namespace and name = _name and kind = 'lock')
+        then
+            return false;
+        end if;
+        insert into "leasehold".lh_queue values (_namespace, _name, _bucket, 'semaphore', _limit, '', 0, true)
+            on conflict (namespace, name) do update
+                set kind = excluded.kind, grant_limit = excluded.grant_limit, limit_set = true;
+        select greatest(count(*) - _limit, 0) into _over
+            from "leasehold".lh_grant where namespace = _namespace and name = _name;
+        for _grant in
+            select * from "leasehold".lh_grant
+            where namespace = _namespace and name = _name and state = 1 order by token desc limit _over
+        loop
+            perform "leasehold".lh_pass_over_v1(_grant);
+            update "leasehold".lh_waiter set passed = false
+                where namespace = _namespace and name = _name and passed and ticket = _grant.ticket;
+            update "leasehold".lh_queue set notified_id_hash = '', notified_recheck_at = 0
+                where namespace = _namespace and name = _name;  -- a new head is notified of when to re-check
+        end loop;
+    end if;
+    perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
+    return true;
+end
+$lh$;
+
 -- Everything live in a namespace, as one snapshot: changes nothing, locks nothing. Of an id hash it shows only the
 -- fingerprint and the owner.
 create or replace function "leasehold".lh_inspect_v1(_namespace text, _prefix text, _exact boolean)
@@ -198,10 +255,11 @@ returns table (
     heartbeat_expires_at bigint, until bigint, slot integer, now bigint
 )
 language sql security definer set search_path = pg_catalog, pg_temp as $lh$
-    select g.name, g.kind, g.grant_limit, g.state, g.token, left(g.id_hash, 16) || right(g.id_hash, 8),
+    select g.name, g.kind, coalesce(l.grant_limit, g.grant_limit), g.state, g.token, left(g.id_hash, 16) || right(g.id_hash, 8),
         g.label, g.host, g.pid, g.purpose, g.mode, g.delay, g.ticket, g.since, g.heartbeat_expires_at, g.until, g.slot,
         t.now
-    from "leasehold".lh_grant g, (select "leasehold".lh_now_v1() as now) t
+    from "leasehold".lh_grant g left join "leasehold".lh_queue l using (namespace, name),
+        (select "leasehold".lh_now_v1() as now) t
     where g.namespace = _namespace and g.name >= _prefix
         and (g.name = _prefix or not _exact and starts_with(g.name, _prefix))
     union all

@@ -34,6 +34,7 @@ if reserved and #lock_state == 6 and reserved[1] == id_hash and reserved[5] == R
   redis.call('SET', NAME, cmsgpack.pack(lock_state), 'PXAT', string.format('%d', keep_until / 1000 + 2))
   return {reserved[2], ttl, -1}
 end
+--@ join_queue.lua
 --@ lock_state.lua
 --@ attempt_claim.lua
 

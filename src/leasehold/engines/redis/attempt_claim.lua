@@ -14,9 +14,9 @@ end
 
 local function attempt_claim(claim)
   expire_holders()
-  if claim.limit ~= semaphore_limit then
+  if claim.limit ~= semaphore_limit and not (limit_set and claim.limit > 0) then
     expire_waiters()  -- dead waiters must not keep the name's kind
-    if not is_idle() then
+    if limit_set or not is_idle() then
       save()
       return nil, {-1, semaphore_limit}
     end

@@ -75,7 +75,7 @@ class ClusterSubscriptions:
         owner, registry = self.slot_map.owners[channel.slot], self._registry_ref()
         if owner is None or registry is None:
             channel.node = None
-            channel.wake_waiters()
+            channel.wake_attempts()
             return
         listener = self._listeners.get(owner)
         if listener is None:
@@ -237,7 +237,7 @@ class NodeListener(PubSubListener):
             channel = self._pending.popleft()
             self._resubscribed |= channel.ended_by_server
             channel.active, channel.ended_by_server, channel.redirects = True, False, 0
-            channel.wake_waiters()
+            channel.wake_attempts()
             self._just_confirmed.add(channel.tag)
         if self._pending:
             return
@@ -250,4 +250,4 @@ class NodeListener(PubSubListener):
         for _, channel in snapshot_items(self._channels):
             channel.active = False
             if self._failing:
-                channel.wake_waiters()
+                channel.wake_attempts()

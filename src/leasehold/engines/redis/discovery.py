@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar, Final, TypeVar
 
+from leasehold.credentials import Password
 from leasehold.engines.redis.server import CONNECTION_ERRORS, RedisEndpoint
 from leasehold.engines.redis.server_settings import Unreachable
 from leasehold.errors import ConfigError, LeaseholdError
@@ -35,7 +36,13 @@ class DiscoveryNode(RedisEndpoint):
     handshake_commands: ClassVar = (("PING",),)
 
     def __init__(
-        self, address: SocketAddress, tls: ssl.SSLContext | None, user: str = "", password: str = "", *, title: str
+        self,
+        address: SocketAddress,
+        tls: ssl.SSLContext | None,
+        user: str = "",
+        password: Password | None = None,
+        *,
+        title: str,
     ) -> None:
         super().__init__(address, tls, user, password)
         self._title = title
@@ -50,12 +57,11 @@ class DiscoveryNode(RedisEndpoint):
 
     async def query(self, packed: bytes, count: int, runtime: Runtime, deadline: float) -> list[Any]:
         """The replies. Signs in with the same request, because a slow network allows for few round trips."""
+        sign_in = await self.sign_in(runtime, deadline)
         try:
             stream = await self._connect(runtime, deadline)
             try:
-                replies = list(
-                    await maybe_await(stream.calls(self._sign_in + packed, self._sign_in_count + count, deadline))
-                )
+                replies = list(await maybe_await(stream.calls(sign_in + packed, self._sign_in_count + count, deadline)))
             finally:
                 stream.close()
         except (*CONNECTION_ERRORS, UnicodeError) as error:

@@ -16,12 +16,14 @@ from types import CoroutineType
 from typing import Any, Final
 
 from leasehold.config import EngineConfig
+from leasehold.core.lock_state import mismatch
 from leasehold.engines.redis import protocol
 from leasehold.engines.redis.connections import Connections
 from leasehold.engines.redis.deployment import Deployment, make_deployment
 from leasehold.engines.redis.executor import REPEATED_RELEASE, Executor, ScriptCall, ScriptResult
-from leasehold.engines.redis.protocol import RedisRequests
+from leasehold.engines.redis.protocol import NameKeys, RedisRequests
 from leasehold.engines.redis.pubsub import Subscription
+from leasehold.engines.redis.scripts import Script
 from leasehold.engines.redis.server import encode_command
 from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
@@ -88,12 +90,7 @@ class RedisEngine:
                 )
                 return await self._attempt_confirmed(claim, call, subscription)
             reply = self.executor.execute(
-                keys.tag,
-                self._scripts.attempt,
-                packed,
-                deadline,
-                compensation,
-                retry_until=retry_until,
+                keys.tag, self._scripts.attempt, packed, deadline, compensation, retry_until=retry_until
             )
             if reply.__class__ is CoroutineType:
                 reply = await reply
@@ -201,11 +198,21 @@ class RedisEngine:
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         keys = self._requests.name_keys(namespace, name)
-        packed, connections = self._requests.break_(keys, token), self._topology.connections(keys.tag)
-        if connections is not None:  # a break is not retried: first replace a connection the server closed for idling
+        return await self._execute_once(keys, self._scripts.break_, self._requests.break_(keys, token), deadline)
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        keys = self._requests.name_keys(namespace, name)
+        packed = self._requests.set_limit(keys, limit)
+        if not await self._execute_once(keys, self._scripts.set_limit, packed, deadline):
+            raise mismatch(name, "semaphore", limit or 1, "lock", 1)
+
+    async def _execute_once(self, keys: NameKeys, script: Script, packed: bytes, deadline: float) -> bool:
+        """For operators' verbs, which are not retried: another operator may have acted in between."""
+        connections = self._topology.connections(keys.tag)
+        if connections is not None:  # first replace a connection that the server closed for idling
             with suppress(Unreachable):
                 await self.executor.send_to(connections, encode_command("PING"), deadline)
-        reply = self.executor.execute(keys.tag, self._scripts.break_, packed, deadline, retries_left=0)
+        reply = self.executor.execute(keys.tag, script, packed, deadline, retries_left=0)
         return protocol.decode_bool(await maybe_await(reply))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:

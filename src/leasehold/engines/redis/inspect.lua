@@ -4,7 +4,7 @@
 local raw = redis.call('GET', NAME)
 if not raw then return {now} end
 local lock_state = cmsgpack.unpack(raw)
-local answer = {now, lock_state[1]}
+local answer = {now, math.abs(lock_state[1])}
 for n = 6, #lock_state do answer[#answer + 1] = lock_state[n] end
 local waiters = redis.call('HGETALL', WAITERS)
 for n = 2, #waiters, 2 do answer[#answer + 1] = cmsgpack.unpack(waiters[n]) end

@@ -8,13 +8,14 @@
 -- WAITERS   hash: id hash -> packed entry, of waiters and of entries that were passed over
 --
 -- Times are microseconds of the server's clock. A key lives at least as long as anything in it, and NAME as long as its
--- waiters: without NAME there is nothing at all. Notifications are published at once: the script ends before a client
+-- waiters, or without end if it has a limit that was set: without NAME there is nothing at all. Notifications are published at once: the script ends before a client
 -- reads them. scripts.py puts `now` before every script and replaces the words in capitals.
 
 lock_state = lock_state or {0, 0, 0, '', 0}
--- semaphore_limit 0: the name is a lock; next_waiter_scan 0: no claim has waited yet
+-- semaphore_limit 0: the name is a lock; less than 0 if stored: the limit was set (`set_limit.lua`); next_waiter_scan 0: no claim has waited yet
 local semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at =
-  lock_state[1], lock_state[2], lock_state[3], lock_state[4], lock_state[5]
+  math.abs(lock_state[1]), lock_state[2], lock_state[3], lock_state[4], lock_state[5]
+local limit_set = lock_state[1] < 0
 local holders, holders_by_hash, changed = {}, {}, false  -- the claim of a cooling entry has ended: not in the second
 -- A script spends its time on calls to the server and on formatting floats. So its answers are kept until the script
 -- ends, and numbers are passed to it as strings.
@@ -280,11 +281,12 @@ local function save()
   end
   if has_waiters then
     keep_until = math.max(keep_until, now + QUEUE_TTL)
-  elseif #holders == 0 then
+  elseif #holders == 0 and not limit_set then
     return redis.call('DEL', NAME, QUEUE)
   end
   lock_state[1], lock_state[2], lock_state[3], lock_state[4], lock_state[5] =
-    semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at
+    limit_set and -semaphore_limit or semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at
   for n = #lock_state, #holders + 6, -1 do lock_state[n] = nil end
+  if limit_set then return redis.call('SET', NAME, cmsgpack.pack(lock_state)) end
   redis.call('SET', NAME, cmsgpack.pack(lock_state), 'PXAT', key_expiry_millis(keep_until))
 end

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from leasehold.core.lock_state import LockState, describe_kind
+from leasehold.core.lock_state import LockState, mismatch
 from leasehold.core.names import FORMAT, bucket, decode, encode
 from leasehold.core.queue_entry import COOLING, HELD, WAITING, QueueEntry
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands, Script, load
 from leasehold.engines.redis.server import encode_command
-from leasehold.errors import Mismatch, Unavailable
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding
+from leasehold.errors import Unavailable
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Kind
 
 _MAX_CACHED_ARGUMENTS: Final = 4096  # encoded argument lists
 MAX_CACHED_NAMES: Final = 16_384  # about 450 bytes each: a client may hold ten thousand names
@@ -82,7 +82,7 @@ class RedisRequests:
     """The encoded requests of one engine instance."""
 
     def __init__(self, pubsub_commands: PubSubCommands, client: str) -> None:
-        names = ("attempt", "renew", "release", "decline", "break", "inspect")
+        names = ("attempt", "renew", "release", "decline", "break", "set_limit", "inspect")
         self.scripts = RedisScripts(*(load(name, pubsub_commands) for name in names))
         self._pubsub_commands = pubsub_commands
         self.set_client(client)
@@ -159,6 +159,9 @@ class RedisRequests:
     def break_(self, keys: NameKeys, token: int) -> bytes:
         return self._encode_prefix(self.scripts.break_, 1) + keys.encoded + encode_arguments(token)
 
+    def set_limit(self, keys: NameKeys, limit: int | None) -> bytes:
+        return self._encode_prefix(self.scripts.set_limit, 1) + keys.encoded + encode_arguments(limit or 0)
+
     def inspect(self, keys: NameKeys) -> bytes:
         return self._encode_prefix(self.scripts.inspect, 0) + keys.encoded
 
@@ -169,6 +172,7 @@ class RedisScripts(NamedTuple):
     release: Script
     decline: Script
     break_: Script
+    set_limit: Script
     inspect: Script
 
 
@@ -237,8 +241,8 @@ def decode_attempt(claim: Claim, reply: Any) -> Grant | Busy:
                 return Busy(None, position)
             return Busy(left / MICROS, position, token, decode_holder(holder))
         case [-1, int(semaphore_limit)]:
-            found = describe_kind("semaphore", semaphore_limit) if semaphore_limit else describe_kind("lock", 1)
-            raise Mismatch(claim.name, wanted=describe_kind(claim.kind, claim.limit), found=found)
+            found: Kind = "semaphore" if semaphore_limit else "lock"
+            raise mismatch(claim.name, claim.kind, claim.limit, found, semaphore_limit)
     raise unexpected_reply()
 
 

@@ -12,7 +12,7 @@ first. So the listener keeps that time (`RecheckTimer`) instead of waking the wa
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
@@ -22,6 +22,7 @@ from weakref import ref
 import hiredis
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK, backoff
+from leasehold.engines.listener_thread import ListenerThread, PushStatus
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
 from leasehold.engines.redis.server import CONNECTION_ERRORS, encode_command
@@ -29,13 +30,12 @@ from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
-from leasehold.runtime.base import Runtime, Signal, log_unexpected, restarting
+from leasehold.runtime.base import Runtime, log_unexpected, restarting
 from leasehold.runtime.net.blocking import WOKEN, SelfPipe, SocketStream
 from leasehold.runtime.net.event_loop import LoopStream
 
 _log = logging.getLogger("leasehold.redis")
 
-_SUBSCRIBE_TIMEOUT: Final = 1.0  # seconds that an attempt waits for the subscription
 _NOTIFICATION_KINDS: Final[dict[bytes, Literal["reserved", "broken"]]] = {b"reserved": "reserved", b"broken": "broken"}
 _MAX_STALE_RECHECKS: Final = 64  # entries of former waiters that may be kept
 
@@ -76,32 +76,16 @@ class Connector(Protocol):
     def map_error(self, error: Exception) -> LeaseholdError: ...
 
 
-class BaseSubscription(ABC):
+class BaseSubscription(PushStatus):
     """What all subscriptions have in common."""
 
     def __init__(self) -> None:
-        self.active = False
+        super().__init__()
         self._was_uncounted = False  # the server did not count this subscriber
-        self._waiters: list[Signal] = []
-
-    @property
-    @abstractmethod
-    def failing(self) -> bool:
-        """The last try to subscribe failed."""
-
-    @abstractmethod
-    def start(self) -> None: ...
 
     @abstractmethod
     def drop_connection(self) -> None:
         """Close the connection, from any thread: the listener opens a new one."""
-
-    async def wait_active(self, runtime: Runtime, deadline: float) -> None:
-        self.start()
-        signal = runtime.signal()
-        self._waiters.append(signal)
-        if not self.active and not self.failing:
-            await signal.wait(min(deadline - runtime.now(), _SUBSCRIBE_TIMEOUT))
 
     def reconnect_if_lost(self, not_subscribed: bool) -> bool:
         if not not_subscribed:
@@ -111,11 +95,6 @@ class BaseSubscription(ABC):
             self.drop_connection()
             return True
         return False
-
-    def wake_waiters(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for signal in waiters:
-            signal.set()
 
 
 class RecheckTimer:
@@ -144,9 +123,11 @@ class RecheckTimer:
         return self._due[0][0] if self._due else float("inf")
 
 
-class PubSubListener(BaseSubscription):
+class PubSubListener(ListenerThread, BaseSubscription):
     """One connection and one channel, for all names of one server."""
 
+    _thread_name = "leasehold-redis"
+    _thread_log = _log
     self_pipe: SelfPipe | None = None
 
     def __init__(
@@ -163,45 +144,12 @@ class PubSubListener(BaseSubscription):
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child: there is no thread, and the connection belongs to the parent."""
-        if (stream := getattr(self, "_stream", None)) is not None:
-            stream.after_fork()
+        self._reset_thread()
         super().__init__()
-        self._mutex = self._runtime.mutex()
-        self._stream: SocketStream | None = None
-        self._running = self._succeeded = self._failing = False
         self._recheck_timer = RecheckTimer()
-        self._stop_flag: list[bool] = []  # of the current thread; not empty: it must stop
-
-    @property
-    def failing(self) -> bool:
-        return self._failing
 
     def for_bucket(self, tag: str) -> Subscription:
         return self
-
-    def start(self) -> None:
-        if self._running:
-            return
-        with self._mutex:
-            if self._running:
-                return
-            self._running, self._stop_flag = True, []
-        try:
-            self._runtime.start_thread(self._run(self._stop_flag), "leasehold-redis")
-        except BaseException as error:  # the next call tries again
-            self._running, self._failing = False, True
-            if not isinstance(error, RuntimeError):
-                raise
-            _log.warning("cannot start a thread for push notifications, falling back to polling")
-
-    def drop_connection(self) -> None:
-        if self._stream is not None:
-            self._stream.shutdown()
-
-    def close(self) -> None:
-        self._stop_flag.append(True)
-        self.drop_connection()
 
     # ------------------------------------------------------- on its thread
 
@@ -295,7 +243,7 @@ class PubSubListener(BaseSubscription):
 
     def _on_subscribed(self, registry: ClaimRegistry) -> None:
         self.active, self._succeeded, self._failing = True, True, False
-        self.wake_waiters()
+        self.wake_attempts()
         for id_hash, _ in snapshot_items(registry.waiting):  # wake-ups may have been lost meanwhile
             registry.on_notification("recheck", id_hash, 0.0, None)
 
@@ -317,4 +265,4 @@ class PubSubListener(BaseSubscription):
     def _on_disconnect(self) -> None:
         self.active = False
         if self._failing:
-            self.wake_waiters()
+            self.wake_attempts()

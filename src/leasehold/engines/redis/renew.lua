@@ -4,7 +4,7 @@
 -- Reply for each claim two numbers: life (-1: unknown, -2: expired) and position (-1: not waiting)
 local raw = redis.call('GET', NAME)
 local lock_state = raw and cmsgpack.unpack(raw)
-if raw and #ARGV == 3 and #lock_state == 6 and lock_state[2] == 0 then  -- one grant, and no claim ever queued
+if raw and #ARGV == 3 and #lock_state == 6 and lock_state[2] == 0 and lock_state[1] >= 0 then  -- one grant, no claim ever queued, no limit set
   local entry = lock_state[6]
   if entry[1] == ARGV[1] and entry[2] == tonumber(ARGV[2]) and entry[3] > now and entry[5] == HELD then
     local expires_at = now + tonumber(ARGV[3])

@@ -50,6 +50,19 @@ class Primary(NamedTuple):
     address: SocketAddress
 
 
+def parse_primary(node: DiscoveryNode, service: str, reply: Any) -> Primary:
+    """The primary in a sentinel's reply to SENTINEL MASTER."""
+    if is_error_reply(reply, "ERR No such master"):
+        raise ConfigError(f"{node} does not know the service {service!r}")
+    if isinstance(reply, Exception):
+        raise node.map_error(reply)
+    try:
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        return Primary(int(fields[b"config-epoch"]), announced_address(fields[b"ip"].decode(), fields[b"port"]))
+    except (TypeError, ValueError, KeyError, AttributeError) as bad:
+        raise Unreachable(f"unexpected reply from {node} to SENTINEL MASTER", engine="redis") from bad
+
+
 class SentinelSet:
     """The sentinels, and the primary they reported. Shared by a client's engine instances and listeners."""
 
@@ -100,15 +113,7 @@ class SentinelSet:
 
     def _parse_reply(self, node: DiscoveryNode, replies: list[Any]) -> Primary:
         (reply,) = replies
-        if is_error_reply(reply, "ERR No such master"):
-            raise ConfigError(f"{node} does not know the service {self.service!r}")
-        if isinstance(reply, Exception):
-            raise node.map_error(reply)
-        try:
-            fields = dict(zip(reply[::2], reply[1::2], strict=True))
-            return Primary(int(fields[b"config-epoch"]), announced_address(fields[b"ip"].decode(), fields[b"port"]))
-        except (TypeError, ValueError, KeyError, AttributeError) as bad:
-            raise Unreachable(f"unexpected reply from {node} to SENTINEL MASTER", engine="redis") from bad
+        return parse_primary(node, self.service, reply)
 
     def _no_primary_error(self, answers: QueryAnswers[Primary]) -> LeaseholdError:
         text = f"no sentinel reported a primary of {self.service!r}: {answers.describe_errors()}"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 import hiredis
 
 from leasehold.core.texts import escape, server_text
+from leasehold.credentials import Password
 from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.server_settings import (
     SETTINGS_COMMANDS,
@@ -79,18 +80,40 @@ class RedisEndpoint:
         address: SocketAddress,
         tls: ssl.SSLContext | None = None,
         user: str = "",
-        password: str = "",
+        password: Password | None = None,
         database: int = 0,
         allow_eviction: bool = False,
     ) -> None:
-        self.address, self._tls, self._password, self._allow_eviction = address, tls, password, allow_eviction
+        self.address, self._tls, self._allow_eviction = address, tls, allow_eviction
         self.settings: ServerSettings | None = None  # None: not read yet
         self.known_scripts = set[str]()  # names of scripts whose text was sent with a batch
-        sign_in = [("AUTH", user, password) if user else ("AUTH", password)] if user or password else []
-        sign_in += [("SELECT", str(database))] if database else []
-        self._sign_in = b"".join(encode_command(*command) for command in sign_in)
-        self._handshake = self._sign_in + b"".join(encode_command(*command) for command in self.handshake_commands)
-        self._sign_in_count = len(sign_in)
+        self._user, self._password, self._database = user, password, database
+        self._last_password = ""  # that was sent: error texts must not show it
+        self._sign_in_count = (user != "" or password is not None) + (database != 0)
+        self._handshake = b"".join(encode_command(*command) for command in self.handshake_commands)
+
+    @property
+    def anonymous(self) -> bool:
+        """Clients do not sign in."""
+        return not self._user and self._password is None
+
+    async def sign_in(self, runtime: Runtime, deadline: float) -> bytes:
+        """The requests that begin a connection, with the password as it is now."""
+        password = self._password
+        try:
+            return self._encode_sign_in("" if password is None else await password.read_with(runtime, deadline))
+        except ConfigError as error:
+            raise NotPermitted(str(error)) from error
+        except Unavailable as error:
+            raise Unreachable(str(error), engine="redis") from error
+
+    def _encode_sign_in(self, password: str) -> bytes:
+        self._last_password, commands = password, list[tuple[str, ...]]()
+        if self._user or self._password is not None:
+            commands.append(("AUTH", self._user, password) if self._user else ("AUTH", password))
+        if self._database:
+            commands.append(("SELECT", str(self._database)))
+        return b"".join(encode_command(*command) for command in commands)
 
     def __str__(self) -> str:
         return f"the Redis server at {self.address}"
@@ -109,10 +132,11 @@ class RedisEndpoint:
         return describe_error(error)
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
+        handshake = await self.sign_in(runtime, deadline) + self._handshake
         stream = await self._connect(runtime, deadline)
         try:
             replies = await maybe_await(
-                stream.calls(self._handshake, self._sign_in_count + len(self.handshake_commands), deadline)
+                stream.calls(handshake, self._sign_in_count + len(self.handshake_commands), deadline)
             )
             self._check_handshake(replies)
         except BaseException:
@@ -128,12 +152,12 @@ class RedisEndpoint:
 
     async def open_unchecked(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         """A new connection, signed in, whatever the server's settings and role. Not for locks."""
-        ping = encode_command("PING")
+        sign_in_and_ping = await self.sign_in(runtime, deadline) + encode_command("PING")
         try:
             stream = await self._connect(runtime, deadline)
             try:
                 self._check_sign_in(
-                    await maybe_await(stream.calls(self._sign_in + ping, self._sign_in_count + 1, deadline))
+                    await maybe_await(stream.calls(sign_in_and_ping, self._sign_in_count + 1, deadline))
                 )
             except BaseException:
                 stream.close()
@@ -180,8 +204,8 @@ class RedisEndpoint:
     def map_error(self, error: Exception) -> ConfigError | Unavailable:
         """`Unavailable` if a retry may help, else `ConfigError`."""
         text = str(error).partition(", with args")[0]  # a server that does not know AUTH repeats its arguments
-        if self._password:
-            text = text.replace(escape(self._password), "***")
+        if self._last_password:
+            text = text.replace(escape(self._last_password), "***")
         text = server_text(text)  # last: half a password would not be found
         if text.startswith(_PERMANENT_ERRORS):
             kind = CommandDenied if text.startswith("NOPERM") else NotPermitted

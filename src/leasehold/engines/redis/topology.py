@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from leasehold.config import EngineConfig
 from leasehold.core.timing import backoff
+from leasehold.credentials import Password
 from leasehold.engines.redis.connections import BlockingPool, Connections, SharedConnection
 from leasehold.engines.redis.scripts import PubSubCommands
 from leasehold.engines.redis.server import RedisEndpoint
@@ -188,8 +189,13 @@ def parse_server_as(config: EngineConfig, server_class: Callable[..., S]) -> tup
         else None
     )
     options = RedisOptions(cast(int, url_options.get("min_replicas", 0)), bool(url_options.get("allow_eviction")))
-    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    user, password = unquote(parts.username or ""), password_of(config, unquote(parts.password or ""))
     return server_class(address, tls, user, password, database, options.allow_eviction), options
+
+
+def password_of(config: EngineConfig, in_url: str) -> Password | None:
+    """None: sign in without one, if there is no user either."""
+    return config.password_or(in_url) if in_url or config.password is not None else None
 
 
 def _host(parts: SplitResult) -> str:

@@ -12,9 +12,17 @@ from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
 from leasehold.config import EngineConfig
+from leasehold.credentials import Password
 from leasehold.engines.redis.discovery import DiscoveryNode
 from leasehold.engines.redis.server import RedisEndpoint
-from leasehold.engines.redis.topology import TLS_OPTIONS, RedisOptions, parse_bool, parse_count, tls_context
+from leasehold.engines.redis.topology import (
+    TLS_OPTIONS,
+    RedisOptions,
+    parse_bool,
+    parse_count,
+    password_of,
+    tls_context,
+)
 from leasehold.errors import ConfigError
 from leasehold.runtime.net.blocking import SocketAddress
 
@@ -47,14 +55,15 @@ def parse_sentinel_url(config: EngineConfig) -> MultiServerUrl:
         _make_options(url_options),
         cast("dict[SocketAddress, SocketAddress]", url_options.get("remap", {})),
     )
-    sentinel_credentials = str(url_options.get("sentinel_user", "")), str(url_options.get("sentinel_password", ""))
+    sentinel_user, sentinel_password = str(url_options.get("sentinel_user", "")), url_options.get("sentinel_password")
+    for_sentinels = Password(str(sentinel_password), "sentinel_password=") if sentinel_password else None
 
     def make_server(address: SocketAddress) -> RedisEndpoint:
         target = remap.get(address, address)
         return RedisEndpoint(target, tls, user, password, int(database or 0), options.allow_eviction)
 
     def make_node(address: SocketAddress) -> DiscoveryNode:
-        return DiscoveryNode(address, sentinel_tls, *sentinel_credentials, title="sentinel")
+        return DiscoveryNode(address, sentinel_tls, sentinel_user, for_sentinels, title="sentinel")
 
     addresses = _parse_addresses(config, hosts, _SENTINEL_PORT)
     return MultiServerUrl(
@@ -84,13 +93,13 @@ def parse_cluster_url(config: EngineConfig) -> MultiServerUrl:
     )
 
 
-def _split_url(config: EngineConfig) -> tuple[str, str, str, str]:
+def _split_url(config: EngineConfig) -> tuple[str, Password | None, str, str]:
     """User, password, hosts, path. Not from config.target, which is decoded: a password may contain any character."""
     after_scheme = config.url.partition("://")[2].partition("?")[0]
     authority, _, path = after_scheme.partition("/")
     credentials, _, hosts = authority.rpartition("@")
     user, _, password = credentials.partition(":")
-    return unquote(user), unquote(password), hosts, path.rstrip("/")
+    return unquote(user), password_of(config, unquote(password)), hosts, path.rstrip("/")
 
 
 def _parse_addresses(config: EngineConfig, hosts: str, port: int) -> list[SocketAddress]:

@@ -11,6 +11,7 @@ node.py           one node: its backoff, and the releases it missed
 pubsub.py         wake-ups from all nodes, read by one thread
 protocol.py       encodes requests; decodes replies
 client_state.py   what a client's two engine instances share
+health.py         the health of each node
 url.py            redlock:// URLs
 """
 

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from leasehold.config import EngineConfig
 from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.base import fixed_limits
 from leasehold.engines.redis.protocol import NameKeys, as_eval, decode_bool
 from leasehold.engines.redis.server import encode_command
 from leasehold.engines.redlock import protocol, quorum
@@ -43,6 +44,7 @@ TRAITS: Final = Traits(
     shared=False,
     max_limit=1,
     slots=False,
+    resizable=False,
     survives="minority",  # at best: depends on the nodes' settings
 )
 _TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
@@ -256,9 +258,10 @@ class RedlockEngine:
             )
         ended = sum(reply > 0 for reply in result.decode_first(protocol.decode_release).values())
         self._add_missed_releases(claim, packed, result.errors)
-        if ended > 0 and ended + len(result.errors) >= self._quorum:
+        if ended >= self._quorum:  # so at most one release of a grant is answered True
             return True
-        return None if result.repeated else False
+        may_have_ended = ended > 0 and ended + len(result.errors) >= self._quorum
+        return None if result.repeated or may_have_ended else False
 
     def _add_missed_releases(self, claim: Claim, packed: bytes, indexes: Any) -> None:
         for index in indexes:
@@ -292,6 +295,9 @@ class RedlockEngine:
         if only_nodes is None and len(result.replies) < self._quorum:
             raise self._broadcaster.no_majority_error(result, f"could not break {name}")
         return result.decode_first(protocol.decode_break)
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        raise fixed_limits(TRAITS, "redlock")
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         return await self._inspector.inspect(namespace, prefix, exact, deadline)

@@ -72,7 +72,9 @@ class RedlockNode(RedisEndpoint):
             for (id_hash, release, _), reply in zip(missed, replies[handshake_count:], strict=True):
                 self._on_release_reply(id_hash, release, reply)
 
-        return self._handshake + b"".join([call for _, _, call in missed]), handshake_count + len(missed), on_replies
+        sign_in = self._encode_sign_in("" if self._password is None else self._password.read())
+        requests = sign_in + self._handshake + b"".join([call for _, _, call in missed])
+        return requests, handshake_count + len(missed), on_replies
 
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         stream = await super().open(runtime, deadline)

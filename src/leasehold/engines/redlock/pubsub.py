@@ -203,10 +203,10 @@ class NodeSubscriptions(PubSubListener):
         self.active = count >= self._quorum
         if self.active:
             self._succeeded, self._failing = True, False
-            self.wake_waiters()
+            self.wake_attempts()
         elif all(subscription.active or subscription.failures for subscription in self._node_subscriptions):
             self._failing = True
-            self.wake_waiters()
+            self.wake_attempts()
 
     def _on_node_notification(self, registry: ClaimRegistry, index: int, message: bytes, now: float) -> None:
         """A message from a script: kind, microseconds, key, id hash."""

@@ -31,7 +31,11 @@ _MAX_BATCH: Final = 128  # calls of one request
 
 def _max_body(calls: Sequence[Json]) -> int:
     """The longest answer to expect: only a list of locks is long."""
-    return MAX_BODY if any(call["do"] == "inspect" for call in calls) else USUAL_BODY
+    return MAX_BODY if any(map(_is_list, calls)) else USUAL_BODY
+
+
+def _is_list(call: Json) -> bool:
+    return bool(call["do"] == "inspect")
 
 
 class BlockingPool:
@@ -222,10 +226,15 @@ class LoopConnections:
     def _send_queued(self, server: Server, pool: _Pool) -> None:
         while pool.queue and pool.idle:
             entries: list[_Entry] = []
+            lists = 0
             while pool.queue and len(entries) < _MAX_BATCH:
                 entry = pool.queue.popleft()
-                if not entry.abandoned:
-                    entries.append(entry)
+                if entry.abandoned:
+                    continue
+                if _is_list(entry.call) and (lists := lists + 1) > 1:  # a request may have one
+                    pool.queue.appendleft(entry)
+                    break
+                entries.append(entry)
             if entries:
                 self._post(server, pool, pool.idle.pop(), entries, is_new=False)
         self._release_queue(pool)

@@ -1,8 +1,9 @@
 """The remote engine: the verbs of the engine interface, asked of a Leasehold server over HTTP.
 
 Its safety rests on three facts. The engine behind the servers decides; nothing is decided here (E1, E3). Every verb but
-`break_` is idempotent by the claim's id, so it may be sent again, to the same server or to another, within its deadline
-(E2, E6). Only a complete answer to this very request counts; anything else is `Unavailable` (E5, E9).
+those for operators, `break_` and `set_limit`, is idempotent by the claim's id, so it may be sent again, to the same
+server or to another, within its deadline (E2, E6). Only a complete answer to this very request counts; anything else is
+`Unavailable` (E5, E9).
 
 A release that must not wait (`forget`) is left to the watchdog. A server lets a release wait for an attempt of the same
 claim that it is still carrying out, so that the release does not overtake it.
@@ -23,7 +24,7 @@ from leasehold.engines.remote.refusals import RefusalReports
 from leasehold.engines.remote.servers import Call, Failover, Reply, Servers
 from leasehold.engines.remote.url import parse_url
 from leasehold.engines.remote.wire import Json
-from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
@@ -47,6 +48,7 @@ class RemoteEngine:
         self._connections = new_connections(runtime, registry, scheme)
         self._failover = Failover(self._servers, self._connections, runtime, scheme)
         self._polling: set[str] = set()  # id hashes of waiters that their server cannot wake, so they poll
+        self._denied: set[str] = set()  # id hashes of claims whose attempt was denied, until they are forgotten
         registry.engines.add(self)
 
     @property
@@ -73,7 +75,12 @@ class RemoteEngine:
         body = {"do": "attempt", "claim": self._claim(claim)}
         if (parent := tracing.current_parent()) is not None:
             body[tracing.HEADER] = parent  # one request may have calls of several traces
-        answer = await self._ask(Call(body, deadline, retry_until=retry_until), wire.attempt_from_json)
+        try:
+            answer = await self._ask(Call(body, deadline, retry_until=retry_until), wire.attempt_from_json)
+        except AccessDenied as denied:
+            if denied._nothing_done:
+                self._denied.add(claim.id_hash)
+            raise
         if isinstance(answer, Grant):
             self._polling.discard(claim.id_hash)
             if not listener.active:  # for `traits.break_notice`
@@ -118,10 +125,14 @@ class RemoteEngine:
         body = {"do": "break", "namespace": namespace, "name": name, "token": token}
         return bool(await self._ask(Call(body, deadline, repeatable=False), wire.flag_from_json))
 
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        body = {"do": "set_limit", "namespace": namespace, "name": name, "limit": limit}
+        await self._ask(Call(body, deadline, repeatable=False), wire.flag_from_json)
+
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         """In pages, so that no answer of a server takes much memory. What changes from one page to the next may be
         missing, or listed twice."""
-        body: Json = {"do": "inspect", "namespace": namespace, "prefix": prefix, "exact": exact, "pages": True}
+        body: Json = {"do": "inspect", "namespace": namespace, "prefix": prefix, "exact": exact}
         found: list[Holding] = []
         for _ in range(_MAX_PAGES):
             page, more = await self._ask(Call(body, deadline), wire.page_from_json)
@@ -136,7 +147,10 @@ class RemoteEngine:
         self._servers.traits = await self._ask(Call({"do": "ping"}, deadline), wire.traits_answer_from_json)
 
     def forget(self, claim: Claim) -> None:
-        self._registry.retry_release(claim)  # first: an interrupt must not lose it
+        if claim.id_hash in self._denied:  # a release would be denied, too, and again until its time is over
+            self._denied.discard(claim.id_hash)
+        else:
+            self._registry.retry_release(claim)  # first: an interrupt must not lose it
         self._registry.remove_waiter(claim.id_hash)
         self._polling.discard(claim.id_hash)
 

@@ -14,23 +14,26 @@ from typing import Any, Final
 from weakref import ref
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, backoff
+from leasehold.engines.listener_thread import ListenerThread
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.parsing import KEEP_ALIVE, Response, StreamParser
 from leasehold.engines.remote.servers import Server, Servers, read_answers
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
-from leasehold.runtime.base import Runtime, Signal, log_unexpected, restarting
-from leasehold.runtime.net.blocking import SocketStream, connect_blocking
+from leasehold.runtime.base import Runtime, log_unexpected, restarting
+from leasehold.runtime.net.blocking import connect_blocking
 
 _log = logging.getLogger("leasehold.remote")
 
-_STREAM_TIMEOUT: Final = 1.0  # seconds that an attempt waits for the stream
 _THREAD: Final = "the thread for push notifications"
 
 
-class Listener:
+class Listener(ListenerThread):
     """The client's stream. Shared by its engine instances."""
+
+    _thread_name = "leasehold-remote"
+    _thread_log = _log
 
     def __init__(self, servers: Servers, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
         self._servers, self._runtime, self._call_timeout = servers, runtime, call_timeout
@@ -40,48 +43,8 @@ class Listener:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child: there is no thread, and the connection belongs to the parent."""
-        if (stream := getattr(self, "_stream", None)) is not None:
-            stream.after_fork()
-        self.active = False  # wake-ups reach this client
-        self._mutex = self._runtime.mutex()
-        self._stream: SocketStream | None = None
-        self._running = self._succeeded = self._failing = False
-        self._waiters: list[Signal] = []
-        self._stop_flag: list[bool] = []  # of the current thread; not empty: it must stop
-
-    def start(self) -> None:
-        """Make sure that the thread runs."""
-        if self._running:
-            return
-        with self._mutex:
-            if self._running:
-                return
-            self._running, self._stop_flag = True, []
-        try:
-            self._runtime.start_thread(self._run(self._stop_flag), "leasehold-remote")
-        except BaseException as error:  # the next call tries again
-            self._running, self._failing = False, True
-            if not isinstance(error, RuntimeError):
-                raise
-            _log.warning("cannot start a thread for push notifications, falling back to polling")
-
-    async def wait_active(self, runtime: Runtime, deadline: float) -> None:
-        """Return when the stream works, or when that fails or takes too long. Without it waiters are only slower."""
-        self.start()
-        signal = runtime.signal()
-        self._waiters.append(signal)
-        if not self.active and not self._failing:
-            await signal.wait(min(deadline - runtime.now(), _STREAM_TIMEOUT))
-
-    def drop_connection(self) -> None:
-        """End the stream, from any thread: the listener opens a new one, at the server in use."""
-        if (stream := self._stream) is not None:
-            stream.shutdown()
-
-    def close(self) -> None:
-        self._stop_flag.append(True)
-        self.drop_connection()
+        self._reset_thread()
+        super().__init__()
 
     # ------------------------------------------------------- on its thread
 
@@ -102,7 +65,7 @@ class Listener:
                 misses = 0 if succeeded else misses + 1
                 self._failing = not succeeded  # a lost stream will be back soon: worth waiting for
                 if not succeeded:
-                    self._release_attempts()
+                    self.wake_attempts()
                 if not stop_flag:
                     await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.random() / 2))
 
@@ -146,7 +109,7 @@ class Listener:
                 self._servers.traits = traits
                 self._wake_waiters()  # wake-ups may have been lost meanwhile
                 self.active, self._succeeded, self._failing = True, True, False
-                self._release_attempts()
+                self.wake_attempts()
             case wire.Wakeup(namespace, name, id_hash):
                 # A claim still in the registry, even one about to leave, is released by its own caller.
                 unknown_claim = None
@@ -158,12 +121,6 @@ class Listener:
             case wire.Moved():
                 self._servers.leave(server)
                 raise ConnectionResetError("the server is shutting down")
-
-    def _release_attempts(self) -> None:
-        """Let the attempts continue that wait for the stream."""
-        waiters, self._waiters = self._waiters, []
-        for signal in waiters:
-            signal.set()
 
     def _wake_waiters(self) -> None:
         """Make all waiters attempt again."""

@@ -16,8 +16,9 @@ the engine behind the servers knows a claim by its id (E2, E6). So `Failover.ask
 |                                                 | its engine. Else raise: all servers ask the same engine           |
 | another error                                   | raise it: the engine, or the server, has decided                  |
 
-When all servers have failed, a waiter starts again after a pause, until its `wait` or the deadline ends. A `break` goes
-to the next server only if it was not sent. Errors are `NotSent` if no server can have carried out the call.
+When all servers have failed, a waiter starts again after a pause, until its `wait` or the deadline ends. If the last
+one was silent, the next call begins with the second server of this one, which then gets the larger share. A `break`
+goes to the next server only if it was not sent. Errors are `NotSent` if no server can have carried out the call.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Server:
     def __init__(self, index: int, address: SocketAddress, servers: Servers) -> None:
         self.index, self.address, self.tls = index, address, servers.url.tls
         self._servers = servers
-        self._host = f"[{address.host}]:{address.port}" if ":" in address.host else str(address)
+        self._host = str(address)
 
     def __str__(self) -> str:
         return f"the Leasehold server at {self._host}"
@@ -110,6 +111,11 @@ class Servers:
         if server is not self.current:
             self._move_to(server)
 
+    def begin_behind(self, first: Server) -> None:
+        """After a call that no server answered, and whose first server had most of the time: the next call begins with
+        the second. Otherwise it may begin with the same silent server, and leave the others too little time again."""
+        self._move_to(self.all[(first.index + 1) % len(self.all)])
+
     def leave_without_engine(self, server: Server, now: float) -> bool:
         """The engine does not answer this server: leave it, though not more than once a second, because the engine may
         answer no server. False: stay."""
@@ -127,8 +133,8 @@ class Servers:
     def reload_api_key(self, refused: str) -> bool:
         """Read the API key again: it may have been replaced. True: it is another one than in the `authorization` that
         was refused. Another thread may have read it meanwhile."""
-        if self.url.api_key_file is not None:
-            with suppress(ConfigError):
+        if self.url.api_key_file is not None or self.url.api_key is not None:
+            with suppress(ConfigError, Unavailable):
                 self.authorization = _authorization(read_api_key(self.url))
         return self.authorization != refused
 
@@ -168,7 +174,7 @@ class Failover:
         self._servers, self._connections, self._runtime, self._engine = servers, connections, runtime, engine
 
     async def ask(self, call: Call) -> Reply:
-        servers, now = self._servers, self._runtime.now
+        servers, now, first = self._servers, self._runtime.now, self._servers.current
         tried: set[Server] = set()
         rounds, broke_before, may_have_arrived = 0, False, False
         failure: tuple[Server, Exception] | None = None
@@ -209,8 +215,9 @@ class Failover:
                 failure, may_have_arrived = (server, error), True
                 if not call.repeatable or not servers.leave_without_engine(server, now()):
                     break
-            except AccessDenied:
+            except AccessDenied as denied:
                 if not servers.reload_api_key(authorization):
+                    denied._nothing_done = not may_have_arrived
                     raise
                 continue
             else:
@@ -221,6 +228,8 @@ class Failover:
             tried.add(server)
         if fallback is not None:
             return Reply(fallback, repeated=True)
+        if len(tried) == len(servers.all) and failure is not None and isinstance(failure[1], TimeoutError):
+            servers.begin_behind(first)
         raise self._no_answer(failure, may_have_arrived)
 
     def _next(self, tried: set[Server]) -> Server | None:

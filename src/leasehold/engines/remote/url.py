@@ -14,6 +14,7 @@ from typing import Final
 
 from leasehold import files
 from leasehold.config import API_KEY_VARIABLE, EngineConfig
+from leasehold.credentials import Password
 from leasehold.engines.tls import check_readable, client_context
 from leasehold.errors import ConfigError
 from leasehold.runtime.net.blocking import SocketAddress
@@ -30,6 +31,7 @@ class RemoteUrl:
     base: str  # before `/v1`, without a slash at its end
     tls: ssl.SSLContext | None
     api_key_file: str | None = field(repr=False)
+    api_key: Password | None = None  # of `Client(password=...)`
 
 
 def parse_url(config: EngineConfig) -> RemoteUrl:
@@ -49,7 +51,9 @@ def parse_url(config: EngineConfig) -> RemoteUrl:
         raise ConfigError(f"a server is given twice in this {scheme}:// URL")
     base = base.strip("/")
     tls = client_context(scheme, "https", options, key_option="cert_key")
-    return RemoteUrl(addresses, f"/{base}" if base else "", tls, api_key_file)
+    if api_key_file is not None and config.password is not None:
+        raise ConfigError(f"this {scheme}:// URL has api_key_file=: give either that or password=")
+    return RemoteUrl(addresses, f"/{base}" if base else "", tls, api_key_file, config.password)
 
 
 def _parse_address(scheme: str, text: str) -> SocketAddress:
@@ -64,8 +68,10 @@ def _parse_address(scheme: str, text: str) -> SocketAddress:
 
 
 def read_api_key(url: RemoteUrl) -> str:
-    """The API key: of the file that the URL names, else of the environment; empty: there is none."""
-    if url.api_key_file is None:
+    """The API key: of `password=`, of the file that the URL names, or of the environment; empty: there is none."""
+    if url.api_key is not None:
+        key, source = url.api_key.read(), "password="
+    elif url.api_key_file is None:
         key, source = os.environ.get(API_KEY_VARIABLE, ""), f"${API_KEY_VARIABLE}"
     else:
         key, source = _read_file(url.api_key_file), "the file of api_key_file="

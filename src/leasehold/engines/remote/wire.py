@@ -11,7 +11,8 @@ does not know are ignored, so a newer server may add some.
                                {"do": "release", "claim": CLAIM}, {"do": "decline", "claim": CLAIM},
                                {"do": "break", "namespace": "", "name": "orders/42", "token": 41},
                                {"do": "inspect", "namespace": "", "prefix": "orders/", "exact": false,
-                                "pages": true, "after": CURSOR}, {"do": "ping"},
+                                "after": CURSOR},              one of a request
+                               {"do": "ping"},
                                {"do": "report", "refusal": REFUSAL}]   a token that a fence refused
     answers    [{"grant": [token, ttl, slot]}
                 {"busy": [left, position, token, holder], "heard": true}   whether this server can wake this client
@@ -523,6 +524,7 @@ _TRAITS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "slots": _flag,
     "outlives": _flag,
     "break_notice": _flag,
+    "resizable": _flag,
     "min_ttl": _seconds,
     "ttl_step": _seconds,
     "survives": _choice("nothing", "restart", "minority"),

@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from leasehold.core.lock_state import describe_kind
+from leasehold.core.lock_state import mismatch
 from leasehold.core.names import bucket
 from leasehold.core.timing import WAITER_TTL
+from leasehold.engines.base import fixed_limits
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.sql.codec import holdings, key, micros, seconds
 from leasehold.engines.sql.connection import SerialConnection
 from leasehold.engines.sql.listener import SqlListener
 from leasehold.engines.sql.session import Decoding, Row
-from leasehold.errors import ConfigError, LeaseholdError, Mismatch, Unavailable
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Traits
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Kind, Traits
 from leasehold.runtime.base import Runtime
 
 _GRANTED: Final = "1"
@@ -180,6 +181,16 @@ class SqlEngine:
         with self._decoding:
             return rows[0][0] == "t"
 
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        if not self.traits.resizable:
+            raise fixed_limits(self.traits, self.name)
+        values = (namespace, bucket(name), name, limit, self._lock_timeout_ms(deadline))
+        rows = await self._connection.call("set_limit", values, deadline)
+        with self._decoding:
+            done = rows[0][0] == "t"
+        if not done:
+            raise mismatch(name, "semaphore", limit or 1, "lock", 1)
+
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         rows = await self._connection.call("inspect", (namespace, prefix, exact), deadline)
         with self._decoding:
@@ -245,8 +256,8 @@ def _reply(claim: Claim, row: tuple[str | None, ...]) -> Grant | Busy:
         return Grant(int(token or ""), seconds(life or ""), None if slot is None else int(slot))
     answer, token, life, _, position, label, host, pid, purpose, kind, limit = row
     if answer == _MISMATCH:
-        found = describe_kind("semaphore" if kind == "semaphore" else "lock", int(limit or 1))
-        raise Mismatch(claim.name, wanted=describe_kind(claim.kind, claim.limit), found=found)
+        found: Kind = "semaphore" if kind == "semaphore" else "lock"
+        raise mismatch(claim.name, claim.kind, claim.limit, found, int(limit or 1))
     holder = None if label is None else Holder(label, host or "", int(pid or 0), purpose or "")
     left = None if life is None else seconds(life)
     return Busy(left, None if position is None else int(position), None if token is None else int(token), holder)

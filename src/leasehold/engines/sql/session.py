@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
-from leasehold.errors import LeaseholdError, Unavailable
+from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 
 _DECODING_ERRORS: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 MAX_REPLY_SIZE: Final = 1 << 20  # bytes: of hundreds of claims
@@ -51,6 +51,13 @@ class SqlServerError(Exception):
 def no_answer(server: str, engine: str, seconds: float) -> Unavailable:
     within = f"within {seconds:.1f} s" if seconds >= 0.05 else "before the deadline"
     return Unavailable(f"{server} did not answer {within}", engine=engine, seconds=seconds)
+
+
+def schema_too_new(place: str, found: int, supported: int) -> ConfigError:
+    return ConfigError(
+        f"{place} was created by a newer Leasehold (schema version {found}; this one supports {supported}) and no "
+        "longer works with this version: upgrade Leasehold"
+    )
 
 
 class Decoding:

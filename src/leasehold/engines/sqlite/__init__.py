@@ -7,6 +7,7 @@ connection.py      one engine instance's connection: opened when needed, errors 
 location.py        where a file may live and who may use it: paths, permissions, file systems
 schema.py          the tables, and what happens to them after a reboot
 wakeup_socket.py   wake-ups: a unix datagram to the client whose waiter is next
+health.py          whether the file can be written now, and the room that is left
 boot_clock.py      the machine's boot clock, and whether two processes share it
 """
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from leasehold.config import EngineConfig, parse_yes_no
-from leasehold.core.lock_state import LockState
+from leasehold.core.lock_state import LockState, mismatch
 from leasehold.core.queue_entry import Context, Notification
 from leasehold.core.timing import backoff
 from leasehold.engines.registry import ClaimRegistry, Waiter, wait_for_wakeup
@@ -57,12 +57,8 @@ class SqliteEngine:
     def __init__(
         self, runtime: Runtime, registry: ClaimRegistry, connection: SqliteConnection, wakeup_socket: WakeupSocket
     ) -> None:
-        self._runtime, self._registry, self._connection, self._wakeup_socket = (
-            runtime,
-            registry,
-            connection,
-            wakeup_socket,
-        )
+        self._runtime, self._registry = runtime, registry
+        self._connection, self._wakeup_socket = connection, wakeup_socket
         self._boot_clock = connection.boot_clock
         registry.engines.add(self)
         self._attempts = self._calls_on_loop = 0
@@ -134,6 +130,10 @@ class SqliteEngine:
 
     async def break_(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         return await self._run_with_retry(deadline, self._break, namespace, name, token)
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        if not await self._run_with_retry(deadline, self._set_limit, namespace, name, limit):
+            raise mismatch(name, "semaphore", limit or 1, "lock", 1)
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         def read(db: sqlite3.Connection) -> list[Holding]:
@@ -299,6 +299,10 @@ class SqliteEngine:
     def _break(self, namespace: str, name: str, token: int, deadline: float) -> bool:
         verb = partial(LockState.break_, token=token)
         # Synced: what an operator has ended must not be there again after a power cut.
+        return self._decide(partial(self._apply, key=(namespace, name, ""), verb=verb), deadline, sync=True)
+
+    def _set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> bool:
+        verb = partial(LockState.set_limit, limit=limit)
         return self._decide(partial(self._apply, key=(namespace, name, ""), verb=verb), deadline, sync=True)
 
     def _decide(

@@ -20,25 +20,25 @@ from leasehold.model import Claim, Grant
 # Issues the next token and ticket (E3) if the name has no holder and no waiter and the file's clock is still ours (E1).
 # A token above the ceiling is left to `rows.py`, which raises it.
 _NEXT_TOKEN_IF_FREE: Final = """
-    update lh_meta set token = max(token + 1, ?3), ticket = ticket + 1
-        where clock_id = ?4 and max(token + 1, ?3) <= ceiling
-        and not exists (select 1 from lh_grant where namespace = ?1 and name = ?2)
-        and not exists (select 1 from lh_queue where namespace = ?1 and name = ?2)"""  # noqa: S105  # a statement
+    update lh_meta set token = max(token + 1, ?), ticket = ticket + 1
+        where clock_id = ? and max(token + 1, ?) <= ceiling
+        and not exists (select 1 from lh_grant where namespace = ? and name = ?)
+        and not exists (select 1 from lh_queue where namespace = ? and name = ?)"""  # noqa: S105  # a statement
 
 # Ends a grant that is held and has not expired, if the name has no waiters.
 _DELETE_IF_NO_WAITER: Final = """
-    delete from lh_grant where namespace = ?1 and name = ?2 and id_hash = ?3 and state = ?4 and until > ?5
-        and (min_hold = 0 or ?7)
-        and not exists (select 1 from lh_queue where namespace = ?1 and name = ?2)
-        and exists (select 1 from lh_meta where clock_id = ?6)"""
+    delete from lh_grant where namespace = ? and name = ? and id_hash = ? and state = ? and until > ?
+        and (min_hold = 0 or ?)
+        and not exists (select 1 from lh_queue where namespace = ? and name = ?)
+        and exists (select 1 from lh_meta where clock_id = ?)"""
 
 
 def acquire_uncontended(db: sqlite3.Connection, boot_clock: BootClock, claim: Claim, client: str) -> Grant | None:
     """Grant an idle name; None: the name is not idle, or the ceiling of tokens is reached.
 
     If the grant must survive a power cut, the caller's transaction has to sync."""
-    key = (claim.namespace, claim.name)
-    if not db.execute(_NEXT_TOKEN_IF_FREE, (*key, int(boot_clock.wall() * 1_000_000), boot_clock.clock_id)).rowcount:
+    key, least = (claim.namespace, claim.name), int(boot_clock.wall() * 1_000_000)
+    if not db.execute(_NEXT_TOKEN_IF_FREE, (least, boot_clock.clock_id, least, *key, *key)).rowcount:
         return None
     token, ticket = db.execute("select token, ticket from lh_meta").fetchone()
     now, slot = boot_clock.now(), 0 if claim.kind == "semaphore" else None
@@ -52,13 +52,6 @@ def release_uncontended(db: sqlite3.Connection, boot_clock: BootClock, claim: Cl
     """Release a held claim that has no waiter to notify. False: not such a claim, and nothing has changed."""
     if not claim.id:
         return False
-    values = (
-        claim.namespace,
-        claim.name,
-        claim.id_hash,
-        HELD,
-        boot_clock.now(),
-        boot_clock.clock_id,
-        claim.min_hold < 0,
-    )
+    key = (claim.namespace, claim.name)
+    values = (*key, claim.id_hash, HELD, boot_clock.now(), claim.min_hold < 0, *key, boot_clock.clock_id)
     return bool(db.execute(_DELETE_IF_NO_WAITER, values).rowcount)

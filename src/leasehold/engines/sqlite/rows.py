@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import COOLING, PASSED, RESERVED, WAITING, Context, QueueEntry, TokenCounter, never_dead
-from leasehold.core.timing import WAITER_TTL
+from leasehold.core.timing import NEVER, WAITER_TTL
 from leasehold.engines.sql.codec import add_entry
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import ClockChanged, NeedsSync
@@ -36,13 +36,13 @@ _WAITER_COLUMNS: Final = (
 # Everything that an uncontended verb reads, in one statement.
 _SELECT_NAME: Final = f"""
     select m.clock_id, m.token, m.ticket, m.ceiling,
-        l.kind, l.grant_limit, l.scan_at, l.notified_id_hash, l.notified_recheck_at,
+        l.kind, l.grant_limit, l.scan_at, l.notified_id_hash, l.notified_recheck_at, l.limit_set,
         g.granted_ttl, g.kind, g.grant_limit,
         {", ".join(f"g.{column}" for column in _GRANT_COLUMNS.split(", "))}
     from lh_meta m
-    left join lh_queue l on l.namespace = ?1 and l.name = ?2
-    left join lh_grant g on g.namespace = ?1 and g.name = ?2"""  # noqa: S608  # constants of ours
-_GRANT_OFFSET: Final = 12  # where the columns of the grant begin
+    left join lh_queue l on l.namespace = ? and l.name = ?
+    left join lh_grant g on g.namespace = ? and g.name = ?"""  # noqa: S608  # constants of ours
+_GRANT_OFFSET: Final = 13  # where the columns of the grant begin
 
 _SELECT_BY_ID_HASH: Final = f"select {_WAITER_COLUMNS} from lh_waiter where id_hash = ? and namespace = ? and name = ?"  # noqa: S608  # constants of ours
 _SELECT_NEXT_WAITER: Final = f"""select {_WAITER_COLUMNS} from lh_waiter
@@ -89,6 +89,7 @@ class RowLockState(LockState):
         "_queue_row",
         "_stored",
         "_stored_counters",
+        "_stored_limit",
     )
 
     def __init__(
@@ -107,7 +108,7 @@ class RowLockState(LockState):
         self._stored: list[StoredEntry] = []
         self._loaded_tickets: set[int] = set()  # a waiter is loaded only once, or a removed one would come back
         self._queue_row: Row | None = None
-        rows = db.execute(_SELECT_NAME, self._key).fetchall()
+        rows = db.execute(_SELECT_NAME, self._key * 2).fetchall()
         if not rows or rows[0][0] != boot_clock.clock_id:  # without rows: the tables were emptied
             raise ClockChanged
         first = rows[0]
@@ -115,15 +116,17 @@ class RowLockState(LockState):
         self._counter = TokenCounter(first[1])
         self.last_ticket = first[2]
         if first[_GRANT_OFFSET] is not None:
-            self.kind, self.limit = first[10], first[11]
+            self.kind, self.limit = first[11], first[12]
             for row in rows:
                 self._load_holder(row)
             self._next_expiry = min(entry.expires_at for entry in self.holders.values())
+        self._stored_limit = self.limit  # of the grants
         self._loaded_up_to = _ALL_LOADED  # every waiter with a ticket up to this one is in `waiters`
         if first[4] is not None:
-            self._queue_row = first[4:9]
-            self.kind, self.limit, self._next_waiter_scan = first[4], first[5], first[6]
+            self._queue_row = first[4:10]
+            self.kind, self.limit, self._next_waiter_scan = first[4], first[5], min(first[6], now + WAITER_TTL)
             self._notified_head = (first[7], first[8])
+            self.limit_set = bool(first[9])
             self._loaded_up_to = -1
             if (
                 id_hash
@@ -154,7 +157,9 @@ class RowLockState(LockState):
         """Write the changes of the verb. `synced=False`: a power cut may undo this transaction. NeedsSync: it must not,
         because of a grant that has to survive it, or of the ceiling of tokens."""
         db, key = self._db, self._key
-        queued = self._queue_row is not None
+        queued = self._queue_row is not None or self.limit_set
+        if self.limit != self._stored_limit:
+            db.execute("update lh_grant set grant_limit = ? where namespace = ? and name = ?", (self.limit, *key))
         for entry, row, granted_ttl in self._stored:
             new = self._row_of(entry)
             if new == row:
@@ -187,12 +192,14 @@ class RowLockState(LockState):
             self._save_queue()
 
     def _save_queue(self) -> None:
-        if not self._db.execute(_EXISTS_WAITER, self._key).fetchone()[0]:
+        has_waiters = self._db.execute(_EXISTS_WAITER, self._key).fetchone()[0]
+        if not has_waiters and not self.limit_set:
             self._db.execute("delete from lh_queue where namespace = ? and name = ?", self._key)
             return
-        new = (self.kind, self.limit, self._next_waiter_scan, *self._notified_head)
+        scan_at = self._next_waiter_scan if has_waiters else NEVER
+        new = (self.kind, self.limit, scan_at, *self._notified_head, int(self.limit_set))
         if new != self._queue_row:
-            self._db.execute("replace into lh_queue values (?, ?, ?, ?, ?, ?, ?)", (*self._key, *new))
+            self._db.execute("replace into lh_queue values (?, ?, ?, ?, ?, ?, ?, ?)", (*self._key, *new))
 
     # ------------------------------------------- rows to entries and back
 
@@ -201,7 +208,7 @@ class RowLockState(LockState):
         self.holders[entry.token] = entry
         if entry.state != COOLING:
             self.entries[entry.id_hash] = entry
-        self._stored.append(StoredEntry(entry, row[_GRANT_OFFSET:], row[9]))
+        self._stored.append(StoredEntry(entry, row[_GRANT_OFFSET:], row[10]))
 
     def _load_waiter(self, row: Row) -> None:
         entry = waiter_from_row(row)

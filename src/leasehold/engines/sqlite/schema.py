@@ -1,12 +1,14 @@
 """The tables of the SQLite engine, created on first use.
 
-Times are seconds of the host's boot clock. A name without holders and waiters has no row in any table.
+Times are seconds of the host's boot clock. A name without holders, waiters and a limit that was set has no row in any
+table.
 
     lh_meta    one row: schema version, the machine and clock the times belong to, the last token and ticket, and the
                ceiling of tokens: no token above it is given before a higher ceiling is safe from a power cut
     lh_grant   one row per reservation or grant (reserved, held, cooling); `granted_ttl` is the ttl last granted
     lh_waiter  one row per queued claim: waiting, or passed over
-    lh_queue   one row per name with waiters: its kind, when to scan for expired waiters, how its head was notified
+    lh_queue   one row per name with waiters, or with a limit that was set (`limit_set`): its kind, when to scan for
+               expired waiters, how its head was notified
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ SCHEMA: Final = (
     """create table lh_queue (
         namespace text not null, name text not null, kind text not null, grant_limit integer not null,
         scan_at real not null, notified_id_hash text not null, notified_recheck_at real not null,
+        limit_set integer not null,
         primary key (namespace, name)) without rowid""",
 )
 
@@ -73,7 +76,7 @@ _EXPECTED: Final = frozenset(_normalise(statement) for statement in SCHEMA)
 
 def write_nothing(db: sqlite3.Connection) -> None:
     """A write that leaves no trace. (SQLite does not write a row that is updated with its own values.)"""
-    db.execute("insert into lh_queue values ('', '', '', 0, 0, '', 0)")  # no lock has an empty name
+    db.execute("insert into lh_queue values ('', '', '', 0, 0, '', 0, 0)")  # no lock has an empty name
     db.execute("delete from lh_queue where namespace = '' and name = ''")
 
 
@@ -98,6 +101,11 @@ def prepare_schema(db: sqlite3.Connection, path: str, boot_clock: BootClock) -> 
         raise ConfigError(
             f"{path} was created by a newer Leasehold (schema version {version!r:.20}, this one supports {VERSION}): "
             "upgrade Leasehold"
+        )
+    if version < VERSION:
+        raise ConfigError(
+            f"{path} was created by an older Leasehold (schema version {version}, this one supports {VERSION}): use "
+            "another file, once no program uses this one"
         )
     if clock_id == boot_clock.clock_id:
         return

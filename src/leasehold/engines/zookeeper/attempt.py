@@ -21,7 +21,6 @@ from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, G
 
 from leasehold.core.lock_state import describe_kind
 from leasehold.core.names import engine_key
-from leasehold.core.timing import DRIFT
 from leasehold.engines.zookeeper import nodes, slots
 from leasehold.engines.zookeeper.kazoo_adapter import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer, Reply
 from leasehold.engines.zookeeper.nodes import ROOT, TOKEN_BASE, ClaimNode, NodeQueue
@@ -351,7 +350,7 @@ class ZookeeperAttempt:
                 self._session.seen_versions.pop(path, None)
                 return None
             life = nodes.parse_data(data).life
-            left = life * (1 + DRIFT) - self._session.unchanged_for(path, stat.version, now)
+            left = life * (1 + self._session.drift) - self._session.unchanged_for(path, stat.version, now)
             if left <= 0:
                 expired.append((path, stat, life))
             else:

@@ -5,7 +5,6 @@ Pipelined requests leave in one write and their replies are read as they arrive;
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import struct
@@ -21,6 +20,7 @@ from kazoo.protocol.serialization import Connect, ReplyHeader
 
 from leasehold.core.texts import server_text
 from leasehold.runtime.net.blocking import shake_hands
+from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
 if TYPE_CHECKING:
     from leasehold.engines.zookeeper.kazoo_adapter import KazooAdapter
@@ -61,8 +61,8 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self, reading: Any, writing: Any, _: Any, timeout: float | None = None
     ) -> tuple[list[Any], list[Any], Any]:
         """One `poll` call; kazoo's own method creates and closes an epoll object each time."""
-        poll, by_fd = select.poll(), {}
-        for flag, sockets in ((select.POLLIN, reading), (select.POLLOUT, writing)):
+        poll, by_fd = new_poll(), {}
+        for flag, sockets in ((POLLIN, reading), (POLLOUT, writing)):
             for sock in sockets:
                 poll.register(sock, flag)
                 by_fd[sock.fileno()] = sock

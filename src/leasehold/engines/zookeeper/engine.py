@@ -15,6 +15,7 @@ from kazoo.protocol.serialization import Create2, Delete, GetChildren, GetData, 
 
 from leasehold.config import EngineConfig
 from leasehold.core.timing import HEARTBEAT_INTERVAL
+from leasehold.engines.base import fixed_limits
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.zookeeper import nodes
 from leasehold.engines.zookeeper.attempt import ZookeeperAttempt, create_root, find_unconfirmed, queue_path
@@ -29,7 +30,7 @@ from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
 
-TRAITS: Final = Traits(liveness="session", outlives=False, break_notice=False, survives="minority")
+TRAITS: Final = Traits(liveness="session", outlives=False, break_notice=False, resizable=False, survives="minority")
 
 _RETRY_DELAY: Final = 0.01  # seconds before a verb is retried after the connection was lost
 _ENSEMBLE_CONFIG: Final = "/zookeeper/config"
@@ -127,6 +128,9 @@ class ZookeeperEngine:
             return False
 
         return await self._retry_until(deadline, once)
+
+    async def set_limit(self, namespace: str, name: str, limit: int | None, deadline: float) -> None:
+        raise fixed_limits(TRAITS, "zookeeper")
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         async def once() -> list[Holding]:
@@ -300,5 +304,7 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Zoo
     url = parse_url(config)
     session = registry.shared.get("zookeeper")
     if not isinstance(session, ZookeeperSession):  # the client's first engine instance
-        session = registry.shared["zookeeper"] = ZookeeperSession(url, runtime, registry, config.call_timeout)
+        session = registry.shared["zookeeper"] = ZookeeperSession(
+            url, runtime, registry, config.call_timeout, config.drift
+        )
     return ZookeeperEngine(runtime, registry, session)

@@ -140,7 +140,7 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
         on_refused: Callable[[], None],
         on_ended: Callable[[KazooAdapter], None],
     ) -> None:
-        handler = KazooHandler()
+        handler, options = KazooHandler(), url.session_options()
         super().__init__(
             hosts=url.hosts,
             timeout=url.session_timeout,
@@ -150,7 +150,7 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
             ),
             command_retry=KazooRetry(max_tries=0, sleep_func=handler.sleep_func),
             logger=_log,
-            **url.options,
+            **options,
         )
         self._call_timeout = call_timeout
         self.negotiated_timeout = url.session_timeout
@@ -168,7 +168,7 @@ class KazooAdapter(KazooClient):  # type: ignore[misc]
             on_ended,
         )
         self._connection = KazooConnection(
-            self, self._conn_retry.copy(), logger=_log, sasl_options=url.options.get("sasl_options")
+            self, self._conn_retry.copy(), logger=_log, sasl_options=options.get("sasl_options")
         )
         self.add_listener(on_state_change)
 

@@ -79,9 +79,11 @@ class NodeWatch:
 
 
 class ZookeeperSession:
-    def __init__(self, url: ZookeeperUrl, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
+    def __init__(
+        self, url: ZookeeperUrl, runtime: Runtime, registry: ClaimRegistry, call_timeout: float, drift: float
+    ) -> None:
         self.url, self.registry = url, registry
-        self._runtime, self._call_timeout = runtime, call_timeout
+        self._runtime, self._call_timeout, self.drift = runtime, call_timeout, drift
         self.now = runtime.now
         self._reset()
 
@@ -91,7 +93,7 @@ class ZookeeperSession:
         self._kazoo: KazooAdapter | None = None
         self._connection_waiters: set[Signal] = set()  # calls that wait for a connection, or for its end
         self._connected = False
-        self.expiry = SessionExpiry()
+        self.expiry = SessionExpiry(self.drift)
         self.own_nodes: dict[str, OwnNode] = {}
         self.unconfirmed: set[str] = set()  # id hashes of claims whose create got no reply: the node may exist
         self.watches: dict[str, NodeWatch] = {}  # by path

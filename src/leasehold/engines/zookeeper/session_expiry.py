@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from leasehold.core.timing import DRIFT
-
 # Of the timeout: the leader knows every heartbeat that was answered at least this long before a write that it answers.
 LEADER_DELAY_SHARE: Final = 1 / 4
 _MIN_SPACING: Final = 1 / 32  # of the timeout: of heartbeats closer together than this only the first is kept
@@ -28,9 +26,10 @@ _NEVER: Final = float("-inf")
 
 
 class SessionExpiry:
-    __slots__ = ("_confirmed_at", "_heartbeats", "session_id", "timeout")
+    __slots__ = ("_confirmed_at", "_drift", "_heartbeats", "session_id", "timeout")
 
-    def __init__(self) -> None:
+    def __init__(self, drift: float) -> None:
+        self._drift = drift
         self.session_id = 0
         self.timeout = 0.0
         self._confirmed_at = _NEVER
@@ -63,4 +62,4 @@ class SessionExpiry:
 
     def expires_at(self, session_id: int) -> float:
         """The leader keeps this session at least until then. An older session has ended."""
-        return self._confirmed_at + self.timeout * (1 - DRIFT) if session_id == self.session_id else _NEVER
+        return self._confirmed_at + self.timeout * (1 - self._drift) if session_id == self.session_id else _NEVER

@@ -10,6 +10,7 @@ from kazoo.hosts import collect_hosts
 from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id
 
 from leasehold.config import EngineConfig, check_seconds, parse_yes_no
+from leasehold.credentials import Password
 from leasehold.errors import ConfigError
 
 DEFAULT_SESSION_TIMEOUT: Final = 40.0  # the longest that servers grant by default: twenty ticks of two seconds
@@ -23,7 +24,19 @@ class ZookeeperUrl:
     chroot: str  # empty, or an absolute path
     session_timeout: float  # the timeout to request
     acl: tuple[ACL, ...]
-    options: dict[str, Any] = field(repr=False)  # for kazoo: credentials, SASL, TLS
+    options: dict[str, Any] = field(repr=False)  # for kazoo: SASL, TLS
+    user: str
+    password: Password
+
+    def session_options(self) -> dict[str, Any]:
+        """For kazoo: the options of a new session, with the password as it is now."""
+        if not self.user:
+            return self.options
+        password = self.password.read()
+        if "sasl_options" not in self.options:
+            return {"auth_data": [("digest", f"{self.user}:{password}")], **self.options}
+        sasl = {**self.options["sasl_options"], "username": self.user, "password": password}
+        return {**self.options, "sasl_options": sasl}
 
     @property
     def servers(self) -> str:
@@ -39,10 +52,13 @@ def parse_url(config: EngineConfig) -> ZookeeperUrl:
     accepted = config.accept(
         session=_parse_session_timeout, acl=_parse_acl, tls=parse_yes_no, verify=parse_yes_no, **text_options
     )
-    user, at, location = config.target.rpartition("@")
+    userinfo, at, location = config.target.rpartition("@")
+    user, colon, in_url = userinfo.partition(":")
+    if (at and not (user and (colon or config.password))) or (config.password and not user):
+        raise ConfigError("credentials in a zookeeper:// URL must be user:password@")
     hosts, slash, chroot = location.partition("/")
     _check_hosts(hosts or "localhost")
-    options = _credentials(user if at else "", accepted) | _tls_options(accepted)
+    options = _sasl_options(accepted) | _tls_options(accepted)
     default_acl = CREATOR_ALL_ACL if at or "sasl" in accepted else OPEN_ACL_UNSAFE
     return ZookeeperUrl(
         hosts or "localhost",
@@ -50,25 +66,21 @@ def parse_url(config: EngineConfig) -> ZookeeperUrl:
         accepted.get("session", DEFAULT_SESSION_TIMEOUT),
         tuple(accepted.get("acl", default_acl)),
         options,
+        user,
+        config.password_or(in_url),
     )
 
 
-def _credentials(user: str, accepted: dict[str, Any]) -> dict[str, Any]:
-    name, colon, password = user.partition(":")
-    if user and not (name and colon):
-        raise ConfigError("credentials in a zookeeper:// URL must be user:password@")
+def _sasl_options(accepted: dict[str, Any]) -> dict[str, Any]:
     if "sasl" not in accepted:
         if "sasl_service" in accepted:
             raise ConfigError("the option sasl_service needs sasl=DIGEST-MD5 or sasl=GSSAPI")
-        return {"auth_data": [("digest", user)]} if user else {}
+        return {}
     try:
         import puresasl  # noqa: F401
     except ImportError:
         raise ConfigError('sasl= needs pure-sasl, which is not installed: pip install "kazoo[sasl]"') from None
-    sasl: dict[str, Any] = {"mechanism": accepted["sasl"], "service": accepted.get("sasl_service", "zookeeper")}
-    if user:
-        sasl |= {"username": name, "password": password}
-    return {"sasl_options": sasl}
+    return {"sasl_options": {"mechanism": accepted["sasl"], "service": accepted.get("sasl_service", "zookeeper")}}
 
 
 def _tls_options(accepted: dict[str, Any]) -> dict[str, Any]:

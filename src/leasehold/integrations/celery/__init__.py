@@ -1,4 +1,4 @@
-"""Celery: tasks of which one runs at a time, whatever the number of workers. `beat` is a scheduler with a stand-by.
+"""Celery: tasks of which one runs at a time, whatever the number of workers.
 
     app.conf.leasehold = "redis://localhost"  # a URL, or a dict with the arguments of leasehold.Client
 
@@ -8,6 +8,8 @@
 
 The worker that runs a task acquires its lock by a claim of its own, also if the task was sent under one. So a message
 that the broker delivers twice does not run twice at once, and no task releases the lock of another.
+
+beat.py  a scheduler with a stand-by
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from leasehold.blocking import Client, Lease
 from leasehold.client import lease_document
 from leasehold.client.decorator import LockedFunction, accepted_parameters, call_filled
-from leasehold.config import LockArguments, check_seconds, lock_options
+from leasehold.config import Duration, LockArguments, check_seconds, lock_options
 from leasehold.core.timing import NEVER
 from leasehold.errors import ConfigError, NotAcquired, Unavailable
 from leasehold.runtime.base import run_sync
@@ -61,7 +63,10 @@ def client(app: celery.Celery | None = None) -> Client:
 @functools.cache
 def _client(app: celery.Celery) -> Client:
     given = app.conf.get("leasehold") or {}
-    return Client(given) if isinstance(given, str) else Client(**given)
+    client = Client(given) if isinstance(given, str) else Client(**given)
+    if client._core.engine_name == "memory" and not app.conf.task_always_eager:
+        _log.warning("memory:// excludes no other worker: set app.conf.leasehold to an engine that all workers share")
+    return client
 
 
 def singleton(
@@ -69,8 +74,8 @@ def singleton(
     *,
     on_busy: OnBusy = "skip",
     at: At = "start",
-    retry_in: float = 5.0,
-    queued_ttl: float = 3600.0,
+    retry_in: Duration = 5.0,
+    queued_ttl: Duration = 3600.0,
     client: Client | None = None,
     **options: Unpack[LockArguments],
 ) -> Callable[[F], F]:
@@ -95,8 +100,8 @@ def singleton(
     "coalesce" wait until the lease of a dead worker must have expired: a message that the broker delivers again is not
     lost.
     """
-    check_seconds("retry_in", retry_in)
-    check_seconds("queued_ttl", queued_ttl, allow_zero=False)
+    retry_seconds = check_seconds("retry_in", retry_in)
+    queued_seconds = check_seconds("queued_ttl", queued_ttl, allow_zero=False)
     if on_busy not in get_args(OnBusy):
         raise ConfigError(f"on_busy must be one of {', '.join(get_args(OnBusy))}, not {on_busy!r}")
     if at not in get_args(At) or (at == "send" and on_busy not in ("skip", "coalesce")):
@@ -107,7 +112,7 @@ def singleton(
     options.setdefault("wait", 0 if on_busy in ("skip", "retry") else None)
 
     def decorate(fn: F) -> F:
-        policy = _Policy(fn, name, on_busy, at, retry_in, queued_ttl, client, options)
+        policy = _Policy(fn, name, on_busy, at, retry_seconds, queued_seconds, client, options)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             return policy.run(args, kwargs)
@@ -149,7 +154,7 @@ class SingletonTask(celery.Task):  # type: ignore[misc]  # Celery has no types
             return send(task_id=task_id, **options)
         task_id = task_id or uuid()
         bound_args = (self, *(args or ())) if _is_bound(self) else tuple(args or ())
-        name = policy.function.format_name(bound_args, kwargs or {})
+        name = policy.format_name(bound_args, kwargs or {})
         queued = policy.reserve(self.app, name, task_id, _seconds_until_start(self.app, options))
         parts = link, link_error, options.get("chain"), options.get("chord"), options.get("group_id")
         if isinstance(queued, NotAcquired) and not any(parts) and self.request.id != task_id:  # the last: a retry
@@ -191,6 +196,14 @@ class _Policy:
     def client(self, app: celery.Celery | None) -> Client:
         return self._client or client(app)
 
+    def format_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Raises `ConfigError` for a name that is the place in the queue of another: an argument may come from a user,
+        who could keep the tasks of others from being sent."""
+        name = self.function.format_name(args, kwargs)
+        if name.endswith(_QUEUED):
+            raise ConfigError(f"the name of a singleton cannot end in {_QUEUED}, as {name!r} does")
+        return name
+
     # ------------------------------------------------------------------- in the worker
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -200,7 +213,7 @@ class _Policy:
                 f'{task.name} is a singleton with at="send": declare it with @app.task(base=SingletonTask), from '
                 "leasehold.integrations.celery"
             )
-        name = self.function.format_name(args, kwargs)
+        name = self.format_name(args, kwargs)
         with ExitStack() as stack:
             try:
                 lease = self._enter(stack, task, name)

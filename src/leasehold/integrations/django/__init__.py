@@ -8,6 +8,9 @@
 
 `LEASEHOLD` has the arguments of `leasehold.Client`, in capitals. `manage.py leasehold ls`, `break`, `migrate` and all
 other commands use the same engine; `manage.py check` checks the settings.
+
+apps.py      the application for INSTALLED_APPS, and the checks of `manage.py check`
+management/  the commands of manage.py
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import logging
 import math
 from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar, Unpack
 
@@ -28,8 +31,9 @@ from django.http import HttpRequest, HttpResponse
 
 from leasehold.aio import AsyncClient, AsyncLock
 from leasehold.blocking import Client, Lease
-from leasehold.client.decorator import LockedFunction, accepted_parameters, call_filled
-from leasehold.config import LockArguments
+from leasehold.client.decorator import LockedFunction, OnBusy, accepted_parameters, call_filled
+from leasehold.config import Duration, LockArguments, check_seconds
+from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired, Unavailable
 from leasehold.http.responses import problem, problem_response
 
@@ -63,7 +67,7 @@ def async_client() -> AsyncClient:
 
 def client_arguments() -> dict[str, Any]:
     given = getattr(settings, "LEASEHOLD", {})
-    known = ("URL", "NAMESPACE", "HOLDER", "TTL", "MAX_TTL", "CALL_TIMEOUT", "BREAKER", "ON_EVENT")
+    known = ("URL", "NAMESPACE", "HOLDER", "TTL", "MAX_TTL", "CALL_TIMEOUT", "BREAKER", "DRIFT", "PASSWORD", "ON_EVENT")
     unknown = [name for name in given if name not in known]
     if unknown:
         raise ConfigError(f"settings.LEASEHOLD has an unknown key {unknown[0]!r}: its keys are {', '.join(known)}")
@@ -132,22 +136,43 @@ def alock(name: str, **options: Unpack[LockArguments]) -> AsyncLock:
     return async_client().lock(name, **options)
 
 
-def locked(name: str, *, using: str | None = None, **options: Unpack[LockArguments]) -> Callable[[F], F]:
+def locked(
+    name: str, *, on_busy: OnBusy = "wait", using: str | None = None, **options: Unpack[LockArguments]
+) -> Callable[[F], F]:
     """A decorator for functions, async functions, and the method `handle` of commands: runs them under `lock`. The name
-    is a template over the arguments, such as "user:{user_id}". A parameter `lease` gets the lease."""
+    is a template over the arguments, such as "user:{user_id}". A parameter `lease` gets the lease.
+
+    on_busy  if the lock is busy: "wait" waits as the option `wait` says, "raise" raises `NotAcquired` at once, "skip"
+             returns None without running the function
+    """
 
     def decorate(fn: F) -> F:
-        template, filled = LockedFunction(fn, name, "wait", blocking=False), accepted_parameters(fn, False, "lease")
+        template, filled = LockedFunction(fn, name, on_busy, blocking=False), accepted_parameters(fn, False, "lease")
+
         if iscoroutinefunction(fn):
 
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                async with alock(template.format_name(args, kwargs), **options) as lease:
+                async with AsyncExitStack() as stack:
+                    formatted = template.format_name(args, kwargs)
+                    try:
+                        lease = await stack.enter_async_context(alock(formatted, **template.options(options)))
+                    except NotAcquired:
+                        if on_busy == "skip":
+                            return None
+                        raise
                     return await call_filled(fn, args, kwargs, filled, {"lease": lease})
 
             return template.wrap(run_async)  # type: ignore[return-value]
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with lock(template.format_name(args, kwargs), using=using, **options) as lease:
+            with ExitStack() as stack:
+                formatted = template.format_name(args, kwargs)
+                try:
+                    lease = stack.enter_context(lock(formatted, using=using, **template.options(options)))
+                except NotAcquired:
+                    if on_busy == "skip":
+                        return None
+                    raise
                 return call_filled(fn, args, kwargs, filled, {"lease": lease})
 
         return template.wrap(run)  # type: ignore[return-value]
@@ -156,41 +181,64 @@ def locked(name: str, *, using: str | None = None, **options: Unpack[LockArgumen
 
 
 def locked_view(
-    name: str, *, retry_after: float = 1.0, using: str | None = None, **options: Unpack[LockArguments]
+    name: str, *, retry_after: Duration = 1.0, using: str | None = None, **options: Unpack[LockArguments]
 ) -> Callable[[F], F]:
     """A decorator for views, plain or async: runs the view under the lock. The name is a template over the view's
     arguments, such as "order:{order_id}". `wait` is 0 unless given. If the lock is busy, the answer is 409; if the
-    engine does not answer, or the lease is lost, 503: problem documents with Retry-After."""
+    engine does not answer, or the lease is lost, 503: problem documents with Retry-After. If the arguments give no
+    valid name, because one is too long, the answer is 400."""
+    seconds = check_seconds("retry_after", retry_after)
     options.setdefault("wait", 0)
 
     def decorate(view: F) -> F:
-        under_lock = locked(name, using=using, **options)(view)
+        under_lock, template = (
+            locked(name, using=using, **options)(view),
+            LockedFunction(view, name, "wait", blocking=False),
+        )
+
+        def check_arguments(*args: Any, **kwargs: Any) -> None:
+            try:
+                check_name(template.format_name(args, kwargs))
+            except ConfigError as invalid:
+                raise _InvalidName from invalid
+
         if iscoroutinefunction(view):
 
             @functools.wraps(view)
             async def run_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
                 try:
+                    check_arguments(request, *args, **kwargs)
                     return await under_lock(request, *args, **kwargs)
-                except (LeaseLost, NotAcquired, Unavailable) as error:
-                    return _refuse(request, error, retry_after)
+                except (_InvalidName, LeaseLost, NotAcquired, Unavailable) as error:
+                    return _refuse(request, error, seconds)
 
             return run_async  # type: ignore[return-value]
 
         @functools.wraps(view)
         def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             try:
+                check_arguments(request, *args, **kwargs)
                 return under_lock(request, *args, **kwargs)
-            except (LeaseLost, NotAcquired, Unavailable) as error:
+            except (_InvalidName, LeaseLost, NotAcquired, Unavailable) as error:
                 if transaction.get_connection(using).in_atomic_block:
                     transaction.set_rollback(True, using=using)  # Django commits whenever a view answers
-                return _refuse(request, error, retry_after)
+                return _refuse(request, error, seconds)
 
         return run  # type: ignore[return-value]
 
     return decorate
 
 
+class _InvalidName(Exception):
+    """The arguments of a view, which its caller chose, give no valid name of a lock."""
+
+
 def _refuse(request: HttpRequest, error: Exception, retry_after: float) -> HttpResponse:
+    if isinstance(error, _InvalidName):
+        headers, body = problem_response(
+            problem(400, "a parameter of this request is not valid"), request.method or "GET"
+        )
+        return HttpResponse(body, status=400, headers=dict(headers))
     _log.warning("a request was refused: %s", error)
     if isinstance(error, NotAcquired):
         document = problem(409, "another request is in progress here; repeat this one later")

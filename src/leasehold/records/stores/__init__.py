@@ -5,6 +5,10 @@
     client.once("invoice-42", send, store=stores.within(connection))   # committed with what `send` does
 
 A module is imported on first use, so a driver that is not needed is never loaded.
+
+memory.py  sqlite.py  postgresql.py  mysql.py  redis.py  etcd.py  zookeeper.py     one store each
+sql.py           the statements that all SQL databases share
+engine_store.py  stores on the connections of an engine: Redis, etcd, ZooKeeper
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pymysql
 from pymysql.constants import CR, ER
 
 from leasehold.config import EngineConfig
+from leasehold.credentials import Password
 from leasehold.dbapi import MYSQL
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.stores.sql import INSERT, TABLE, SqlStore, StoreDialect, Table
@@ -55,13 +56,16 @@ _CONFIG_ERRORS: Final = frozenset(
 class MysqlStore(SqlStore):
     table = Table(DIALECT)
 
-    def __init__(self, connect_arguments: dict[str, Any], runtime: Runtime) -> None:
+    def __init__(self, connect_arguments: dict[str, Any], password: Password, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._connect_arguments = connect_arguments
+        self._connect_arguments, self._password = connect_arguments, password
 
     def connect(self, seconds: float) -> Any:
         timeouts = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
-        return pymysql.connect(autocommit=True, charset="utf8mb4", **self._connect_arguments, **timeouts)
+        password = self._password.read().encode()  # PyMySQL would encode text as Latin-1
+        return pymysql.connect(
+            autocommit=True, charset="utf8mb4", password=password, **self._connect_arguments, **timeouts
+        )
 
     def set_timeout(self, connection: Any, seconds: float) -> None:
         # PyMySQL applies these to its socket before every read and write; they have no public names.
@@ -88,7 +92,6 @@ def open(config: EngineConfig, runtime: Runtime) -> MysqlStore:
         "host": parts.hostname or "localhost",
         "port": port,
         "user": unquote(parts.username or ""),
-        "password": unquote(parts.password or ""),
         "database": unquote(parts.path.strip("/")),
     }
-    return MysqlStore({**connect_arguments, **options}, runtime)
+    return MysqlStore({**connect_arguments, **options}, config.password_or(unquote(parts.password or "")), runtime)

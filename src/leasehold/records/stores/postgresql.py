@@ -12,6 +12,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
 from leasehold.config import EngineConfig
+from leasehold.credentials import Password
 from leasehold.dbapi import POSTGRESQL
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table
@@ -49,14 +50,15 @@ class DeadlineConnection(psycopg.Connection[Any]):
 class PostgresqlStore(SqlStore):
     table = Table(DIALECT)
 
-    def __init__(self, conninfo: str, runtime: Runtime) -> None:
+    def __init__(self, conninfo: str, runtime: Runtime, password: Password | None = None) -> None:
         super().__init__(runtime)
-        self._conninfo = conninfo
+        self._conninfo, self._password = conninfo, password
 
     def connect(self, seconds: float) -> DeadlineConnection:
         """Connect to the first host that accepts; each gets an equal share of the time left."""
         deadline = time.monotonic() + seconds
-        hosts = conninfo_attempts(conninfo_to_dict(self._conninfo))
+        credentials = {} if self._password is None else {"password": self._password.read()}
+        hosts = conninfo_attempts(conninfo_to_dict(self._conninfo, **credentials))
         for hosts_left in range(len(hosts), 0, -1):
             try:
                 connection = DeadlineConnection(
@@ -103,7 +105,9 @@ def open(config: EngineConfig, runtime: Runtime) -> PostgresqlStore:
     options = config.accept(**dict.fromkeys(OPTIONS, str))
     conninfo = config.url.partition("?")[0] + (f"?{urlencode(options)}" if options else "")
     try:
-        conninfo_to_dict(conninfo)
+        params = conninfo_to_dict(conninfo)
     except psycopg.Error:
         raise ConfigError("this postgresql:// URL cannot be read") from None  # psycopg's text would show the password
-    return PostgresqlStore(conninfo, runtime)
+    if config.password is not None:
+        config.password_or(str(params.get("password") or ""))
+    return PostgresqlStore(conninfo, runtime, config.password)

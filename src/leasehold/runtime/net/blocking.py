@@ -11,7 +11,6 @@ stream again after either error, or after any other exception interrupted a call
 from __future__ import annotations
 
 import os
-import select
 import socket
 import ssl
 import threading
@@ -20,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
-from leasehold.runtime.polling import new_poll
+from leasehold.runtime.polling import POLLIN, UNIX, new_poll
 
 READ_SIZE: Final = 65_536
 _USUAL_REPLY_SIZE: Final = 448  # bytes: nearly every reply fits, and the interpreter allocates this without malloc
@@ -41,7 +40,8 @@ class SocketAddress(NamedTuple):
     path: str = ""  # of a unix socket, instead of host and port
 
     def __str__(self) -> str:
-        return self.path or f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.path or f"{host}:{self.port}"
 
 
 class Parser(Protocol):
@@ -75,7 +75,7 @@ class SelfPipe:
             return False
         poll = new_poll()
         for each in (sock, self._reader):
-            poll.register(each, select.POLLIN)
+            poll.register(each, POLLIN)
         readable = [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
         if not readable:
             raise TimeoutError("nothing was received in time")
@@ -106,9 +106,20 @@ class BaseConnection:
         with suppress(OSError):
             self._sock.close()
 
+    def certificate_end(self) -> float | None:
+        """When the server's certificate ends, in seconds since 1970. None: there is none, or it was not verified."""
+        return certificate_end(self._sock)
+
     def after_fork(self) -> None:
         _redirect_to_devnull(self._sock.fileno())
         self._sock.close()
+
+
+def certificate_end(sock: socket.socket) -> float | None:
+    """When the peer's certificate ends, in seconds since 1970. None: there is none, or it was not verified."""
+    certificate = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
+    end = certificate.get("notAfter") if certificate else None
+    return float(ssl.cert_time_to_seconds(end)) if isinstance(end, str) else None
 
 
 class Readable(Protocol):
@@ -218,7 +229,7 @@ class SocketStream(BaseConnection):
         """Whether nothing has arrived since the last reply. Else the server closed the connection or is out of step:
         do not use it again."""
         poll = new_poll()
-        poll.register(self._sock, select.POLLIN)
+        poll.register(self._sock, POLLIN)
         return not poll.poll(0)
 
     def _raise_closed(self) -> NoReturn:
@@ -256,7 +267,7 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
         try:
             sock.settimeout(left / (len(candidates) - number))
             sock.connect(target)
-            if family != socket.AF_UNIX:
+            if family != UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if tls is not None:
@@ -290,7 +301,7 @@ def shake_hands(sock: ssl.SSLSocket, seconds: float) -> None:
 def resolve_address(address: SocketAddress) -> list[tuple[int, Any]]:
     """The family and address of each way to reach the host. OSError: there is none."""
     if address.path:
-        return [(socket.AF_UNIX, address.path)]
+        return [(UNIX, address.path)]
     try:
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a label that is empty or too long

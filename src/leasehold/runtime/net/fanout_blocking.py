@@ -12,7 +12,6 @@ taken for the answer to a later request.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +29,7 @@ from leasehold.runtime.net.blocking import (
     SocketAddress,
     resolve_address,
 )
-from leasehold.runtime.polling import new_poll
+from leasehold.runtime.polling import POLLIN, POLLOUT, UNIX, new_poll
 
 _LONGEST_POLL: Final = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
 
@@ -152,7 +151,7 @@ class NonblockingConnection(BaseConnection):
     @property
     def events(self) -> int:
         connecting = not self.open and not self._handshake_replies and self._tls is None
-        return select.POLLOUT if connecting else select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+        return POLLOUT if connecting else POLLIN | (POLLOUT if self._outgoing else 0)
 
     @property
     def request_sent(self) -> bool:
@@ -200,7 +199,7 @@ class NonblockingConnection(BaseConnection):
                 self._sock.close()
                 self._sock = self._start_connecting()
                 return
-            if self._sock.family != socket.AF_UNIX:
+            if self._sock.family != UNIX:
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._server.tls is not None:

@@ -34,6 +34,7 @@ Action: TypeAlias = Literal[
     "loss",  # a holder was notified that its lease is lost
     "renew_failed",
     "break",
+    "resize",  # an operator set the limit of a semaphore; without `limit`: removed it
     "stale_token",  # a fence refused a token
     "denied",  # a caller had no right to what it asked for
     "config",

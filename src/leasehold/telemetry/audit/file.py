@@ -440,7 +440,8 @@ def fields_of(event: Event) -> tuple[Action, AuditFields] | None:
         "token": event.token,
         "fingerprint": event.fingerprint,
         "subject": event.actor,
-        "holder": None if action == "break" else event.holder,
+        "limit": event.limit,
+        "holder": None if action in ("break", "resize") else event.holder,
         "host": _HOST,
         "pid": os.getpid(),
         "why": event.why or event.reason,
@@ -464,6 +465,7 @@ _ACTIONS: Final[Mapping[str, Action]] = {
     "lost": "loss",
     "renew_failed": "renew_failed",
     "broken": "break",
+    "resized": "resize",
     "stale_token": "stale_token",
 }
 

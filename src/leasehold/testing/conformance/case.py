@@ -43,6 +43,7 @@ CASE_REQUIREMENTS: Final[dict[str, Requirement]] = {
     "rounding": Requirement("min_ttl", lambda _: True),  # with ttl_step; every engine declares its rounding
 }
 ROUNDING_FIELD: Final = "ttl_step"
+_DISRUPTIVE: Final = frozenset({"cut", "pause", "kill", "restart", "lose_minority"})  # abilities of a rig
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,16 @@ class Case:
     rig: frozenset[str]  # abilities that the rig must have
     shows: tuple[str, ...]  # the rules of the contract that it tests, as E-numbers
     slow: bool  # takes more than a few seconds unless the rig can advance the clock
+    expires: bool  # lets the ttl of a claim or client pass that states none
 
     @property
     def name(self) -> str:
         return getattr(self.run, "__name__", repr(self.run))
+
+    @property
+    def lets_deadlines_pass(self) -> bool:
+        """Whether ttls and calls must end within seconds. In all other cases they must not end at all."""
+        return self.expires or self.slow or not _DISRUPTIVE.isdisjoint(self.rig)
 
     def unmet_requirement(self, traits: Traits, rig: type[Rig]) -> str | None:
         """Why this case cannot run there: the missing trait or ability; None: it can run."""
@@ -81,12 +88,13 @@ def case(
     rig: Iterable[str] = (),
     shows: tuple[str, ...] = (),
     slow: bool = False,
+    expires: bool = False,
     into: dict[str, Case] = CASES,
 ) -> Callable[[Run], Run]:
     """Register a coroutine function as a case. It takes one argument, the `CaseContext`, and names the case."""
 
     def enter(run: Run) -> Run:
-        new = Case(run, frozenset(needs), frozenset(rig), shows, slow)
+        new = Case(run, frozenset(needs), frozenset(rig), shows, slow, expires)
         unknown = [requirement for requirement in new.needs if requirement not in CASE_REQUIREMENTS]
         unknown += [ability for ability in new.rig if not hasattr(Rig, f"can_{ability}")]
         assert not unknown, f"{new.name} needs unknown traits or abilities: {unknown}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from leasehold.config import EngineConfig
 from leasehold.core.names import hash_id
@@ -15,8 +15,6 @@ from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Ki
 
 if TYPE_CHECKING:
     from leasehold.testing.conformance.context import CaseContext
-
-CALL_TIMEOUT: Final = 2.0
 
 
 class ClaimFields(TypedDict, total=False):
@@ -38,14 +36,14 @@ class EngineDriver:
         self.context = trial
         self.runtime = trial.rig.runtime(trial.mode)
         self.registry = ClaimRegistry(self.runtime, self.runtime.random_bytes(8).hex())
-        config = EngineConfig.parse(machine.url, CALL_TIMEOUT)
+        config = EngineConfig.parse(machine.url, trial.call_timeout)
         self.engine: Engine = machine.opener(config, self.runtime, self.registry)
         trial.rig.join(self, machine)
 
     def claim(self, name: str = "job", **fields: Unpack[ClaimFields]) -> Claim:
         claim_id = self.runtime.random_bytes(16).hex()
         holder = Holder("seat", "host", 1, "conformance")
-        plain = Claim(self.context.namespace, name, claim_id, hash_id(claim_id), holder, self.context.rig.ttl)
+        plain = Claim(self.context.namespace, name, claim_id, hash_id(claim_id), holder, self.context.ttl)
         return plain._replace(**fields)
 
     def waiter(self, name: str = "job", **fields: Unpack[ClaimFields]) -> Claim:
@@ -55,7 +53,7 @@ class EngineDriver:
         return self.runtime.now()
 
     def deadline(self) -> float:
-        return self.now() + CALL_TIMEOUT
+        return self.now() + self.context.call_timeout
 
     async def attempt(self, claim: Claim) -> Grant | Busy:
         return await self.engine.attempt(claim, self.deadline())
@@ -105,6 +103,14 @@ class EngineDriver:
         assert isinstance(reply, Alive), f"expected {claim.name} to be alive, not {reply}"
         return reply
 
+    async def alive_before(self, claim: Claim, instant: float) -> Alive | None:
+        """The same. If the machine is too slow to ask before `instant`, the claim may be gone: None."""
+        (reply,) = await self.renew(claim)
+        if isinstance(reply, Gone) and self.now() >= instant:
+            return None
+        assert isinstance(reply, Alive), f"expected {claim.name} to be alive, not {reply}"
+        return reply
+
     async def gone(self, claim: Claim) -> Gone:
         (reply,) = await self.renew(claim)
         assert isinstance(reply, Gone), f"expected {claim.name} to be gone, not {reply}"
@@ -118,6 +124,9 @@ class EngineDriver:
 
     async def break_(self, claim: Claim) -> bool:
         return await self.engine.break_(claim.namespace, claim.name, claim.token, self.deadline())
+
+    async def set_limit(self, limit: int | None, name: str = "job") -> None:
+        await self.engine.set_limit(self.context.namespace, name, limit, self.deadline())
 
     async def inspect(self, prefix: str = "", exact: bool = False) -> Sequence[Holding]:
         return await self.engine.inspect(self.context.namespace, prefix, exact, self.deadline())

@@ -33,6 +33,8 @@ class Skipped(Exception):
 
 def run_case(case: Case, trial: CaseContext) -> None:
     """Run one case, on this thread or in a new event loop. Raises what the case raises, or `Skipped`."""
+    if case.lets_deadlines_pass:
+        trial.let_deadlines_pass()
     if trial.mode == "blocking":
         run_sync(_run(case, trial))
     else:

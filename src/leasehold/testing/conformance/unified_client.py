@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, TypeAlias, Unpack
 
 from leasehold.aio import AsyncClient, AsyncElection, AsyncLease, AsyncLeases, AsyncLock, AsyncMultiLock
@@ -29,6 +29,16 @@ def _with_default_wait(options: LockArguments) -> LockArguments:
 async def _result_of(value: object) -> Any:
     """The result of a blocking method, or of its asyncio twin, which must be awaited."""
     return await maybe_await(value)
+
+
+@asynccontextmanager
+async def _entered(block: AnyLock | AnyMultiLock) -> AsyncIterator[Any]:
+    if isinstance(block, (Lock, MultiLock)):
+        with block as held:
+            yield held
+    else:
+        async with block as held:
+            yield held
 
 
 class UnifiedClient:
@@ -58,6 +68,9 @@ class UnifiedClient:
     def multilock(self, names: Iterable[str], **options: Unpack[LockArguments]) -> AnyMultiLock:
         return self.client.multilock(names, **_with_default_wait(options))
 
+    def any_of(self, names: Iterable[str], **options: Unpack[LockArguments]) -> AnyLock:
+        return self.client.any_of(names, **_with_default_wait(options))
+
     def election(self, name: str, **options: Unpack[LockArguments]) -> AnyElection:
         return self.client.election(name, **_with_default_wait(options))
 
@@ -76,25 +89,13 @@ class UnifiedClient:
         lease: AnyLease | None = await _result_of(lock.try_acquire())
         return lease
 
-    @asynccontextmanager
-    async def hold(self, lock: AnyLock) -> AsyncIterator[AnyLease]:
+    def hold(self, lock: AnyLock) -> AbstractAsyncContextManager[AnyLease]:
         """Hold the lock for the body, by `with` or `async with`."""
-        if isinstance(lock, Lock):
-            with lock as lease:
-                yield lease
-        else:
-            async with lock as async_lease:
-                yield async_lease
+        return _entered(lock)
 
-    @asynccontextmanager
-    async def hold_all(self, multilock: AnyMultiLock) -> AsyncIterator[AnyLeases]:
+    def hold_all(self, multilock: AnyMultiLock) -> AbstractAsyncContextManager[AnyLeases]:
         """The same for a multilock."""
-        if isinstance(multilock, MultiLock):
-            with multilock as leases:
-                yield leases
-        else:
-            async with multilock as async_leases:
-                yield async_leases
+        return _entered(multilock)
 
     async def campaign(self, election: AnyElection) -> AnyLease:
         term: AnyLease = await _result_of(election.campaign())
@@ -129,12 +130,28 @@ class UnifiedClient:
         else:
             await lease.renew(ttl)
 
+    async def ensure(self, lease: AnyLease, seconds: float) -> None:
+        if isinstance(lease, Lease):
+            lease.ensure(seconds)
+        else:
+            await lease.ensure(seconds)
+
+    async def hand_over(self, lease: AnyLease) -> str:
+        return str(await _result_of(lease.hand_over()))
+
+    async def take_over(self, text: str) -> AnyLease:
+        lease: AnyLease = await _result_of(self.client.take_over(text))
+        return lease
+
     async def inspect(self, prefix: str = "", exact: bool = False) -> list[Holding]:
         found: list[Holding] = await _result_of(self.client.inspect(prefix, exact))
         return found
 
     async def break_lock(self, name: str, token: int) -> bool:
         return bool(await _result_of(self.client.break_lock(name, token=token)))
+
+    async def set_limit(self, name: str, limit: int | None) -> None:
+        await _result_of(self.client.set_limit(name, limit))
 
     async def once(self, key: str, work: Callable[[], Coroutine[Any, Any, object]], **options: Any) -> Any:
         """Run a coroutine function once for a key; in blocking mode on the caller's thread."""

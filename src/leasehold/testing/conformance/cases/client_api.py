@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from leasehold.config import REQUIREMENTS
-from leasehold.errors import ConfigError, Mismatch, NotAcquired, Unsupported
+from leasehold.errors import ConfigError, LeaseLost, Mismatch, NotAcquired, Unsupported
 from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.unified_client import AnyLease, UnifiedClient
@@ -99,7 +99,7 @@ async def acquire_without_wait_fails_at_once_naming_the_holder(t: CaseContext) -
     assert error.pid
     assert error.host
     assert error.left is not None
-    assert 0 < error.left <= t.rig.ttl
+    assert 0 < error.left <= t.ttl
     for fact in ("web-3", "nightly report", str(lease.token)):
         assert fact in str(error)
     assert await other.try_acquire(other.lock()) is None
@@ -125,6 +125,57 @@ async def acquire_gives_up_at_its_wait_and_leaves_the_queue(t: CaseContext) -> N
         await t.until(lambda: _has_waiters(holder, 0), "the waiter that gave up has left the queue")
     lease.check()
     await holder.release(lease)
+
+
+@case(shows=("E8",))
+async def ensured_lease_lasts_and_ends_no_earlier(t: CaseContext) -> None:
+    """Where grants last as long as their session, no longer life is promised."""
+    client = t.client()
+    lease = await client.acquire(ttl=t.rig.ttl)
+    before = lease.remaining
+    if client.traits.liveness == "session":
+        with pytest.raises(ConfigError, match="at a time"):
+            await client.ensure(lease, 3600.0)
+    else:
+        await client.ensure(lease, 3600.0)
+        assert lease.remaining > 3590.0
+        holdings = await client.inspect("job", exact=True)
+        assert holdings[0].left > 3590.0
+    assert lease.held
+    await client.ensure(lease, 0.1 * before)
+    assert await client.release(lease)
+
+
+@case(needs={"outlives"}, shows=("E5", "E6", "E8"))
+async def handed_over_lease_is_taken_over_once(t: CaseContext) -> None:
+    first, second, third = t.client(), t.client(), t.client()
+    lease = await first.acquire(ttl=_LONG, require={"outlives"})
+    text = await first.hand_over(lease)
+    assert not lease.held
+    await first.close()
+    assert await third.try_acquire(third.lock()) is None, "the name stays held in between"
+    taken = await second.take_over(text)
+    assert (taken.token, taken.held) == (lease.token, True)
+    with pytest.raises(LeaseLost) as caught:
+        await third.take_over(text)
+    assert caught.value.reason == "taken_over"
+    await second.renew(taken)
+    assert await second.release(taken)
+    assert not await third.inspect()
+
+
+@case(needs={"outlives"}, shows=("E6",))
+async def handed_over_lease_has_one_holder_of_two_at_once(t: CaseContext) -> None:
+    first, others = t.client(), [t.client(), t.client()]
+    text = await first.hand_over(await first.acquire(ttl=_LONG, require={"outlives"}))
+    takes = [t.spawn(other.take_over(text)) for other in others]
+    leases = []
+    for take in takes:
+        try:
+            leases.append(await take.result())
+        except LeaseLost:
+            continue
+    assert len(leases) == 1
 
 
 @case(shows=("E6",))
@@ -247,6 +298,10 @@ async def unsupported_requirement_is_refused_when_lock_is_built(t: CaseContext) 
         _builds_if(promised(traits), partial(client.lock, require={requirement}), requirement, t)
         if requirement in shapes:
             _builds_if(promised(traits), shapes[requirement], requirement, t)
+    if not traits.resizable:
+        with pytest.raises(Unsupported) as caught:
+            await client.set_limit("pool", 2)
+        assert "resizable" in caught.value.missing
     if traits.max_limit is not None:
         _builds_if(False, partial(client.semaphore, "pool", traits.max_limit + 1), "a limit above max_limit", t)
 

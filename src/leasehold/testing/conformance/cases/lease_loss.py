@@ -151,6 +151,35 @@ async def cut_off_holder_is_at_risk_then_lost_before_next_grant(t: CaseContext) 
     assert await other.release(next_lease)
 
 
+@case(rig={"cut"}, shows=("E5", "E8"))
+async def strict_holder_is_lost_at_the_first_failed_renewal(t: CaseContext) -> None:
+    events: list[Event] = []
+    holder, other = t.client(call_timeout=t.rig.short_call, on_event=events.append), t.client()
+    await t.wait_until_connected(holder)
+    lease = await holder.acquire(strict=True)
+    t.rig.cut(holder.client)
+    await t.pass_time(0.4 * t.rig.ttl)  # a renewal is due
+    await t.until(lambda: not lease.held, "the renewal fails or is overdue")
+    assert await _assert_lost(holder, lease) in ("unreachable", "stalled")
+    await t.until(lambda: "lost" in {event.kind for event in events}, "an event reports that the lease is lost")
+    t.rig.restore(holder.client)
+    await holder.release(lease)
+    await other.release(await other.acquire(wait=_LONG))
+
+
+@case(rig={"cut"}, shows=("E8",))
+async def holder_is_told_that_its_lease_is_at_risk(t: CaseContext) -> None:
+    holder = t.client(call_timeout=t.rig.short_call)
+    await t.wait_until_connected(holder)
+    lease, at_risk = await holder.acquire(ttl=_LONG), list[AnyLease]()
+    lease.on_at_risk(at_risk.append)
+    t.rig.cut(holder.client)
+    with pytest.raises(Unavailable):
+        await holder.renew(lease)
+    await t.until(lambda: at_risk == [lease], "the callback ran, once")
+    t.rig.restore(holder.client)
+
+
 @case(rig={"cut"}, shows=("E9",))
 async def client_calls_end_in_time_when_cut_off(t: CaseContext) -> None:
     client, other = t.client(call_timeout=t.rig.short_call), t.client()

@@ -16,16 +16,7 @@ from leasehold.errors import NotAcquired, Unavailable
 from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.unified_client import UnifiedClient
-from leasehold.testing.faulty import (
-    Fault,
-    Faults,
-    cannot_tell,
-    delay,
-    drop_answer,
-    drop_request,
-    duplicate,
-    each_call,
-)
+from leasehold.testing.faulty import Fault, Faults, cannot_tell, delay, drop_answer, drop_request, duplicate, each_call
 
 _LONG: Final = 30.0
 
@@ -72,7 +63,7 @@ async def _run_with_each_call_faulty(t: CaseContext, fault: Fault) -> None:
         await t.until(partial(_has_no_holdings, other), f"nothing is left after {faults.struck}")
         await subject.close()
         await other.close()
-    assert number >= 8, f"the scenario makes only {number} calls"
+    assert number >= 7, f"the scenario makes only {number} calls"  # 7 if the first attempt that queues is granted late
 
 
 @case(shows=("E2", "E6"))

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from leasehold.core.timing import TERM_VISIBLE
-from leasehold.errors import LeaseLost, NotAcquired
+from leasehold.errors import Deadlocked, LeaseLost, NotAcquired
 from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.unified_client import UnifiedClient
@@ -59,7 +59,7 @@ async def multilocks_in_any_order_do_not_deadlock(t: CaseContext) -> None:
         await task.result(_LONG)
 
 
-@case(shows=("E1", "E6"))
+@case(shows=("E1", "E6"), expires=True)
 async def multilock_is_lost_when_one_lease_is_lost(t: CaseContext) -> None:
     client, operator = t.client(), t.client()
 
@@ -73,6 +73,30 @@ async def multilock_is_lost_when_one_lease_is_lost(t: CaseContext) -> None:
         await work()
     assert caught.value.name == "b"
     await t.until(lambda: _has_names(operator, set()), "the other lock is released")
+
+
+@case(needs={"fair"}, shows=("E4", "E6"))
+async def deadlock_is_raised_in_one_of_its_waiters(t: CaseContext) -> None:
+    clients = [t.client() for _ in range(2)]
+    ready: list[str] = []
+    raised: list[Deadlocked] = []
+
+    async def acquire_both(number: int) -> None:
+        client, first, second = clients[number], "ab"[number], "ba"[number]
+        try:
+            async with client.hold(client.lock(first, wait=_LONG)):
+                ready.append(first)
+                await t.until(lambda: len(ready) == 2, "each task holds its first lock")
+                async with client.hold(client.lock(second, wait=_LONG, on_deadlock="raise")):
+                    pass
+        except Deadlocked as deadlocked:
+            raised.append(deadlocked)
+
+    for task in [t.spawn(acquire_both(number)) for number in range(2)]:
+        await task.result(_LONG)
+    (deadlocked,) = raised
+    assert set(deadlocked.names) == {"a", "b"}
+    await t.until(lambda: _has_names(clients[0], set()), "no claim is left")
 
 
 @case(needs={"fair"}, shows=("E4",))
@@ -159,7 +183,7 @@ async def election_observer_sees_each_term_once_in_order(t: CaseContext) -> None
         assert len(seen) == 3
 
 
-@case(needs={"fencing"}, shows=("E1", "E3"))
+@case(needs={"fencing"}, shows=("E1", "E3"), expires=True)
 async def broken_leader_is_succeeded_by_next_candidate(t: CaseContext) -> None:
     first, second, operator = t.client(), t.client(), t.client()
     term = await first.campaign(first.election("boss"))

@@ -10,6 +10,8 @@ from leasehold.model import Busy, Claim, Grant
 from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.engine_driver import EngineDriver
+from leasehold.testing.conformance.unified_client import UnifiedClient
+from leasehold.testing.faulty import CALL_VERBS, Faults
 
 _LONG = 60.0  # a wait that a wake-up must end early, or the case fails
 
@@ -62,7 +64,7 @@ async def next_waiter_is_woken_after_first_left_the_queue(t: CaseContext) -> Non
     await second.granted(behind)
 
 
-@case(needs={"push", "ttl"}, shows=("E4",))
+@case(needs={"push", "ttl"}, shows=("E4",), expires=True)
 async def waiter_retries_when_holder_expires(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     await holder.granted(holder.claim())
@@ -193,6 +195,32 @@ async def silent_first_waiter_delays_the_queue_only_briefly(t: CaseContext) -> N
     await t.pass_time(1.2 * RESERVATION_TTL)
     # Engines without reservations grant the next waiter only when the silent one's queue entry expires.
     await waiting.result(0.0 if t.rig.can_advance_clock else WAITER_TTL)
+
+
+@case(needs={"fair", "push"}, shows=("E4", "E7"))
+async def first_waiter_of_an_idle_client_makes_few_calls(t: CaseContext) -> None:
+    """It finds the name held, and joins the queue. Its attempt counts as a heartbeat, so the watchdog need not send one
+    at once; and without that one the waiter does not attempt again. At the first contention it may attempt once more,
+    when the engine has begun to listen for notifications."""
+    holder, faults = t.client(), Faults()
+    client = t.client(faults)
+    await t.wait_until_connected(client)
+    for limit in (3, 2):  # the second time the client has met contention before, and is idle again
+        held = await holder.acquire(ttl=_LONG)
+        calls_before, began = len(faults.calls), t.runtime.now()
+        waiting = t.spawn(client.acquire(ttl=_LONG))
+        await t.until(lambda: _is_queued(holder), "the waiter is queued")
+        await t.runtime.sleep(0.2)  # time for calls that ought not to come
+        calls: list[str] = [verb for verb in faults.calls[calls_before:] if verb in CALL_VERBS]
+        if t.runtime.now() - began < HEARTBEAT_INTERVAL:  # else heartbeats are due
+            assert set(calls) == {"attempt"}
+            assert len(calls) <= limit
+        await holder.release(held)
+        await client.release(await waiting.result())
+
+
+async def _is_queued(client: UnifiedClient) -> bool:
+    return any(holding.state == "waiting" for holding in await client.inspect("job"))
 
 
 async def _is_granted(driver: EngineDriver, claim: Claim) -> bool:

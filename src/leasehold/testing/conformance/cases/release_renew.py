@@ -45,7 +45,7 @@ async def release_by_another_client_is_harmless(t: CaseContext) -> None:
     await other.busy(other.claim())
 
 
-@case(needs={"ttl"}, shows=("E6",))
+@case(needs={"ttl"}, shows=("E6",), expires=True)
 async def release_after_expiry_is_harmless(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     late = await holder.acquire(holder.claim())
@@ -72,7 +72,7 @@ async def forgotten_claim_leaves_no_trace(t: CaseContext) -> None:
     await t.until(has_no_holdings, "the forgotten claims are gone")
 
 
-@case(needs={"ttl"}, shows=("E5",))
+@case(needs={"ttl"}, shows=("E5",), expires=True)
 async def renewal_after_expiry_answers_gone(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     held = await holder.acquire(holder.claim())
@@ -87,17 +87,23 @@ async def _is_gone(driver: EngineDriver, held: Claim) -> bool:
     return isinstance(reply, Gone)
 
 
-@case(needs={"ttl"}, shows=("E5", "E8"))
+@case(needs={"ttl"}, shows=("E5", "E8"), expires=True)
 async def renewed_grant_stays_alive(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
-    held = await holder.acquire(holder.claim())
+    asked = holder.now()
+    claim = holder.claim()
+    grant = await holder.granted(claim)
+    held, expires_at = claim._replace(token=grant.token), asked + grant.ttl
     for _ in range(3):
         await t.pass_time(0.5 * t.rig.ttl)
         asked = holder.now()
-        alive = await holder.alive(held)
+        alive = await holder.alive_before(held, expires_at)
+        if alive is None:
+            return
+        expires_at = asked + alive.ttl
         assert 0 < alive.ttl <= t.rig.ttl + (await t.traits()).ttl_step
     await t.pass_time(0.6 * t.rig.ttl)
-    await other.refused_before(other.claim(), asked + alive.ttl)
+    await other.refused_before(other.claim(), expires_at)
 
 
 @case(shows=("E5",))
@@ -149,7 +155,8 @@ async def early_release_keeps_name_cooling_for_min_hold(t: CaseContext) -> None:
     held = await holder.acquire(holder.claim(min_hold=t.rig.ttl))
     await holder.release(held)
     await holder.gone(held)
-    assert [holding.state for holding in await other.inspect()] == ["cooling"]
+    found = [holding.state for holding in await other.inspect()]
+    assert found == ["cooling"] or holder.now() >= asked + t.rig.ttl
     await t.pass_time(0.7 * t.rig.ttl)
     await other.refused_before(other.claim(), asked + t.rig.ttl)
     await other.granted_within(other.claim(), 0.4 * t.rig.ttl)
@@ -165,7 +172,7 @@ async def engine_keeps_min_hold_for_a_release_that_does_not_know_it(t: CaseConte
     holder, other = t.driver(), t.driver()
     for name, queue, releases in (("job", False, holder), ("queued", True, holder), ("elsewhere", False, other)):
         ahead = await other.acquire(other.claim(name)) if queue else None
-        claim = holder.claim(name, min_hold=2 * t.rig.ttl, queue=queue)
+        claim = holder.claim(name, min_hold=_LONG, queue=queue)
         if ahead is not None:
             await holder.busy(claim)
             await other.release(ahead)
@@ -173,7 +180,7 @@ async def engine_keeps_min_hold_for_a_release_that_does_not_know_it(t: CaseConte
         await holder.granted(claim)
         assert await releases.release(_bare(claim)), f"a grant of {name} ended"
         assert [holding.state for holding in await other.inspect(name, exact=True)] == ["cooling"]
-        await other.refused_before(other.claim(name), asked + 2 * t.rig.ttl)
+        await other.refused_before(other.claim(name), asked + _LONG)
 
 
 @case(needs={"outlives"}, shows=("E6",))
@@ -197,7 +204,7 @@ async def release_that_does_not_know_the_delay_leaves_none(t: CaseContext) -> No
         await other.release(waiter)
 
 
-@case(needs={"outlives", "ttl"}, shows=("E1", "E5", "E8"))
+@case(needs={"outlives", "ttl"}, shows=("E1", "E5", "E8"), expires=True)
 async def renewal_that_does_not_know_the_delay_keeps_it(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     held = await holder.acquire(holder.claim(delay=4 * t.rig.ttl))
@@ -213,7 +220,7 @@ async def _is_granted(driver: EngineDriver, claim: Claim) -> bool:
     return isinstance(await driver.attempt(claim), Grant)
 
 
-@case(needs={"outlives", "ttl"}, shows=("E1", "E6"))
+@case(needs={"outlives", "ttl"}, shows=("E1", "E6"), expires=True)
 async def delay_keeps_name_busy_after_expiry(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     asked = holder.now()
@@ -244,7 +251,7 @@ async def clean_release_leaves_no_delay(t: CaseContext) -> None:
     await other.granted(other.claim())
 
 
-@case(needs={"outlives"}, shows=("E6",))
+@case(needs={"outlives"}, shows=("E6",), expires=True)
 async def grant_outlives_its_closed_client(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
     asked = holder.now()
@@ -270,19 +277,20 @@ async def idle_name_leaves_no_data_behind(t: CaseContext) -> None:
     await t.until(lambda: t.rig.residue(t.namespace) == 0, "nothing is left, at the latest after the server's sweep")
 
 
-@case(needs={"ttl"}, rig={"count"}, shows=("E6",))
+@case(needs={"ttl"}, rig={"count"}, shows=("E6",), expires=True)
 async def expired_names_are_swept_eventually(t: CaseContext) -> None:
     driver = t.driver()
     for number in range(20):
-        await driver.granted(driver.claim(f"lapses-{number}"))
+        await driver.granted(driver.claim(f"expires-{number}"))
     await t.pass_time(1.1 * t.rig.ttl)
 
     async def is_swept() -> bool:
-        """Any later call may sweep, also names of other namespaces first: an engine need not have a background
-        sweeper."""
-        claim = driver.claim("passes-by")
-        await driver.granted(claim)
-        await driver.release(claim)
+        """An engine need not have a background sweeper. It may sweep a few names every few attempts, and those of other
+        namespaces first. So there are many attempts to one count, which is slow on some servers."""
+        for _ in range(16):
+            claim = driver.claim("passes-by")
+            await driver.granted(claim)
+            await driver.release(claim)
         return t.rig.residue(t.namespace) == 0
 
     await t.until(is_swept, "the expired names are swept")

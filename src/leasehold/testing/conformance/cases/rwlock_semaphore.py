@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
+
+import pytest
 
 from leasehold.core.timing import WAITER_TTL
-from leasehold.errors import Unavailable
+from leasehold.errors import Mismatch, Unavailable
 from leasehold.model import Busy
 from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.engine_driver import EngineDriver
+
+_LONG: Final = 30.0
 
 
 @case(needs={"shared"}, shows=("E1",))
@@ -83,6 +88,61 @@ async def semaphore_slot_has_one_holder_at_a_time(t: CaseContext) -> None:
     assert (await drivers[0].granted(claims[0])).slot == slots[0], "a repeated attempt keeps its slot"
     await drivers[1].release(claims[1])
     assert (await drivers[1].granted(drivers[1].claim(kind="semaphore", limit=limit))).slot == slots[1]
+
+
+@case(needs={"resizable"}, shows=("E1",))
+async def smaller_limit_ends_no_grant_and_grants_none_until_drained(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    permits = [await holder.acquire(holder.claim(kind="semaphore", limit=3, ttl=_LONG)) for _ in range(3)]
+    waiter = other.waiter(kind="semaphore", limit=3, ttl=_LONG)
+    await other.busy(waiter)
+    await holder.set_limit(2)
+    assert {holding.limit for holding in await other.inspect()} == {2}
+    for permit in permits:
+        await holder.alive(permit)
+    await holder.release(permits[0])
+    await other.busy(waiter)
+    await holder.release(permits[1])
+    await other.granted(waiter)
+    await other.busy(other.claim(kind="semaphore", limit=3))
+    await holder.set_limit(None)
+
+
+@case(needs={"resizable", "push"}, shows=("E1", "E4"))
+async def larger_limit_wakes_the_waiters_that_fit(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    await holder.granted(holder.claim(kind="semaphore", limit=1, ttl=_LONG))
+    waiters = [other.waiter(kind="semaphore", limit=1, ttl=_LONG) for _ in range(3)]
+    busy = [await other.busy(waiter) for waiter in waiters]
+    waiting = [
+        t.spawn(other.engine.wait(waiter, reply, _LONG)) for waiter, reply in zip(waiters[:2], busy[:2], strict=True)
+    ]
+    await holder.set_limit(3)
+    for waiter, woken in zip(waiters[:2], waiting, strict=True):
+        await woken.result()
+        await other.granted(waiter)
+    assert isinstance(await other.attempt(waiters[2]), Busy), "the third does not fit"
+    await holder.set_limit(None)
+
+
+@case(needs={"resizable"}, shows=("E1",))
+async def limit_that_was_set_counts_for_every_claim_until_removed(t: CaseContext) -> None:
+    one, two = t.driver(), t.driver()
+    await one.set_limit(2)
+    for _ in range(2):  # the second time the name was idle
+        permits = [await driver.acquire(driver.claim(kind="semaphore", limit=4, ttl=_LONG)) for driver in (one, two)]
+        await one.busy(one.claim(kind="semaphore", limit=3))
+        with pytest.raises(Mismatch):
+            await two.attempt(two.claim())
+        for driver, permit in zip((one, two), permits, strict=True):
+            await driver.release(permit)
+    with pytest.raises(Mismatch):
+        await two.attempt(two.claim())
+    await one.set_limit(None)
+    held = await two.acquire(two.claim(ttl=_LONG))
+    with pytest.raises(Mismatch):
+        await one.set_limit(3)
+    await two.release(held)
 
 
 @case(needs={"semaphore", "fencing", "slots"}, shows=("E3",))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Any
 
 from django.core.management import BaseCommand, CommandError, call_command
 
 from leasehold.cli.app import start
 from leasehold.errors import LeaseholdError
-from leasehold.integrations.django import client, client_arguments
-
-_TTL: Final = 60.0
-_WAIT: Final = 600.0
+from leasehold.integrations.django import client_arguments
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
     help = (
         "ls, get, break, watch, doctor and all other commands of `leasehold`, on the engine of settings.LEASEHOLD. "
-        "migrate: Django's migrate in one process at a time; the others wait, up to 10 minutes, and find nothing to do."
+        "migrate: the same as `manage.py leasehold_migrate`."
     )
     requires_system_checks = ()
 
@@ -27,12 +24,11 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its options and arguments")
 
     def handle(self, *, command: str, arguments: list[str], **_: Any) -> None:
+        if command == "migrate":
+            call_command("leasehold_migrate", *arguments)
+            return
         try:
             given = client_arguments()
-            if command == "migrate":
-                with client().lock("migrate", ttl=_TTL, wait=_WAIT, purpose="manage.py migrate"):
-                    call_command("migrate", *arguments)
-                return
         except LeaseholdError as error:
             raise CommandError(str(error)) from error
         url = ["-u", given["url"]] if given.get("url") else []

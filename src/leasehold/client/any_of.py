@@ -1,0 +1,353 @@
+"""Any one of several names: in all their queues at once, before one deadline.
+
+Each name has an acquire of its own: the coroutine in `acquire.py` with all its promises, for a claim of its own. They
+all run on the caller's thread or task, one at a time. Only their pauses are shared: the waiter of each claim gets a
+`_MemberSignal`, and waiting on that suspends the acquire instead of the caller. The caller waits on one signal for all,
+and resumes the acquires that were notified or whose pause is over. So blocking mode needs no thread for each name, and
+every engine waits for each claim as it does for any other: by notification, by polling, by probing.
+
+The first grant ends the other acquires: closing a suspended coroutine raises GeneratorExit in its pause, and `acquire`
+leaves the queue, as after Ctrl-C (E6). If another name was granted or reserved meanwhile, leaving releases that too.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from leasehold.client.acquire import AcquireRequest, acquire, without_min_hold
+from leasehold.client.held_locks import HeldLock
+from leasehold.client.lease import BaseLease
+from leasehold.client.lock import BaseLock, Shape
+from leasehold.config import Duration, LockOptions, Unset, check_wait
+from leasehold.core import timing
+from leasehold.engines.base import Engine, WrappedEngine
+from leasehold.errors import ConfigError, Deadlocked, NotAcquired, SelfDeadlock, Unavailable
+from leasehold.model import Busy, Claim, Grant
+from leasehold.runtime.base import Runtime, Signal
+
+if TYPE_CHECKING:
+    from leasehold.client.base import BaseClient
+    from leasehold.client.core import ClientCore
+    from leasehold.engines.registry import Waiter
+
+L = TypeVar("L", bound=BaseLease)
+
+_ORDER: Final = count(1)  # of the `with` statements of all pools
+_LAST_ATTEMPTS: Final = 0.25  # seconds after `wait` in which the names get their last attempts
+_PAUSE: Final = object()  # what the coroutine of a member yields to `_Member.resume` when it waits
+
+
+@types.coroutine
+def _suspend() -> Generator[object, None, None]:
+    yield _PAUSE
+
+
+class _MemberSignal:
+    """The signal of one member's waiter. `set` wakes the caller; `wait` suspends the member."""
+
+    def __init__(self, runtime: Runtime, caller: Signal) -> None:
+        self._runtime, self._caller = runtime, caller
+        self.is_set, self.wake_at = False, 0.0
+
+    def set(self) -> None:
+        self.is_set = True  # first: the caller checks it before it waits
+        self._caller.set()
+
+    async def wait(self, seconds: float) -> bool:
+        if not self.is_set:
+            self.wake_at = self._runtime.now() + seconds
+            await _suspend()
+        if self.is_set:
+            self.is_set = False
+            return True
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class _MemberRequest(AcquireRequest[L]):
+    """The request of one name. Its waiter gets the member's signal."""
+
+    member: _Member[L] | None = None
+
+    def add_waiter(self, claim: Claim) -> Waiter:
+        waiter = AcquireRequest.add_waiter(self, claim)
+        if self.member is not None:
+            waiter.signal = self.member.signal
+        return waiter
+
+
+class _MemberEngine(WrappedEngine):
+    """The engine for one member: its claims queue at once, and their waiters get its signal."""
+
+    queues_at_once = True
+
+    def __init__(self, engine: Engine, core: ClientCore, signal: _MemberSignal) -> None:
+        super().__init__(engine)
+        self._core, self._signal = core, signal
+
+    async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+        reply = await self._engine.attempt(claim, deadline)
+        # A notification that came before this has set the waiter's flags, which `wait` checks before the signal (E4).
+        if (waiter := self._core.registry.waiting.get(claim.id_hash)) is not None:
+            waiter.signal = self._signal
+        return reply
+
+
+class _BoundedEngine(WrappedEngine):
+    """The engine for the attempts before queueing: while it is silent, none outlasts the caller's `wait`."""
+
+    def __init__(self, engine: Engine, runtime: Runtime, wait_deadline: float) -> None:
+        super().__init__(engine)
+        self._runtime, self._wait_deadline = runtime, wait_deadline
+
+    async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
+        latest = timing.bounded_attempt(self._runtime.now(), deadline, self._wait_deadline)
+        return await self._engine.attempt(claim, latest)
+
+
+def _bounded_engine(core: ClientCore, wait_deadline: float) -> Engine:
+    engine = _BoundedEngine(core.engine_unless_closed(), core.runtime, wait_deadline)
+    return cast("Engine", engine)  # as for a member
+
+
+class _Member(Generic[L]):
+    """One of the names: its acquire as a coroutine that is suspended while it waits, and how it ended."""
+
+    def __init__(self, lock: BaseLock[L], began: float, wait: float | None, caller: Signal) -> None:
+        self._core = lock._core
+        self.signal = _MemberSignal(self._core.runtime, caller)
+        self.request: _MemberRequest[L] = _MemberRequest(
+            lock, lock._new_claim(), began, wait, False, self._get_engine, member=self
+        )
+        self._acquire: Coroutine[Any, Any, L] = acquire(self.request)
+        self.lease: L | None = None
+        self.refusal: NotAcquired | None = None
+        self._left = False
+
+    def _get_engine(self) -> Engine:
+        engine = _MemberEngine(self._core.engine_unless_closed(), self._core, self.signal)
+        return cast("Engine", engine)  # `acquire` calls no other verbs
+
+    @types.coroutine
+    def resume(self) -> Generator[Any, Any, None]:
+        """Run the acquire until it waits or ends. What it awaits otherwise is awaited here."""
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                awaited = self._acquire.send(value) if error is None else self._acquire.throw(error)
+            except StopIteration as done:
+                self.lease = done.value
+                return
+            except Deadlocked:  # stuck in all queues: for every member
+                raise
+            except NotAcquired as refusal:
+                self.refusal = refusal
+                return
+            if awaited is _PAUSE:
+                return
+            value, error = None, None
+            try:
+                value = yield awaited
+            except BaseException as thrown:  # a cancellation: the acquire must see it where it waits
+                error = thrown
+
+    def leave(self) -> None:
+        """End the acquire, if it has not ended: it leaves the queue. If Ctrl-C interrupts this, call it again."""
+        if self._left:
+            return
+        self._acquire.close()
+        id_hash, registry = self.request.claim.id_hash, self._core.registry
+        if (waiter := registry.waiting.get(id_hash)) is not None and id_hash not in registry.held:
+            self._core.forget(without_min_hold(waiter.claim))  # the acquire was interrupted before it could
+        self._left = True
+
+
+async def _first_grant(
+    members: Sequence[_Member[L]], caller: Signal, runtime: Runtime, latest: float
+) -> _Member[L] | None:
+    """Resume the members when they are due, until one of them has a lease. None: each of them gave up, or it is later
+    than `latest`: each attempt of a slow engine takes long, and they follow each other."""
+    while running := [member for member in members if member.refusal is None]:
+        now = runtime.now()
+        due = [member for member in running if member.signal.is_set or member.signal.wake_at <= now]
+        if not due:
+            await caller.wait(min(member.signal.wake_at for member in running) - now)
+        for member in due:
+            if runtime.now() > latest:
+                return None
+            await member.resume()
+            if member.lease is not None:
+                return member
+    return None
+
+
+def _leave_all(members: Iterable[_Member[L]]) -> None:
+    """All members leave their queues, however often Ctrl-C interrupts this; then the error is raised."""
+    error: BaseException | None = None
+    for member in members:
+        while True:
+            try:
+                member.leave()
+            except Exception as failure:  # it would fail again: this claim expires
+                error = error or failure
+            except BaseException as interrupt:
+                error = interrupt
+                continue
+            break
+    if error is not None:
+        raise error
+
+
+class BaseAnyOf(BaseLock[L], Generic[L]):
+    """What `AnyOf` and `AsyncAnyOf` share: a lock whose lease is that of the first name that was granted."""
+
+    __slots__ = ("locks",)
+
+    def __init__(
+        self, client: BaseClient, lease_type: type[L], names: Iterable[str], shape: Shape, options: LockOptions
+    ) -> None:
+        if isinstance(names, str):
+            raise ConfigError(f"any_of takes a list of names, such as [{names!r}], not one string")
+        self.locks = tuple(
+            BaseLock(client, lease_type, name, shape, options) for name in dict.fromkeys(names)
+        )  # each name once
+        if not self.locks:
+            raise ConfigError("any_of needs at least one name")
+        if options.reentrant:
+            raise ConfigError("any_of cannot be reentrant: pass the lease down")
+        if options.on_unavailable == "run":
+            raise ConfigError('any_of cannot run without a grant, which chooses the name: use "raise" or "wait"')
+        self.name = "any of " + _list_names([lock.name for lock in self.locks])
+        self._client, self._lease_type, self.shape, self.options = client, lease_type, shape, options
+        self._core = client._core
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(lock.name for lock in self.locks)} ttl={self.options.ttl}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        names = [lock.name for lock in self.locks]
+        return type(self), (self._client, self._lease_type, names, self.shape, self.options)
+
+    async def _acquire_lease(
+        self,
+        wait: Duration | Unset | None,
+        get_engine: Callable[[], Engine] | None = None,  # noqa: ARG002  # for elections
+        entered: list[HeldLock] | None = None,  # noqa: ARG002  # for reentrant locks
+    ) -> L:
+        wait = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
+        core = self._core
+        if not core.runtime.bind():
+            core.rebind_loop()
+        locks, began = self._not_held_here(wait), core.runtime.now()
+        requests: dict[BaseLock[L], AcquireRequest[L]] = {}  # the last one for each name
+        in_flight: set[str] = set()
+        try:
+            lease, request = await self._first_lease(locks, began, wait, requests, in_flight)
+        except BaseException as error:
+            if core.reports():
+                refusals = {refusal.name: refusal for refusal in getattr(error, "refusals", ())}
+                for lock, failed in requests.items():
+                    core.emit("attempted", failed.claim)
+                    reason = refusals.get(lock.name, error)
+                    core.report_not_acquired(failed.claim, began, failed.waited, failed.position, reason)
+            raise
+        finally:
+            core.in_flight.difference_update(in_flight)
+        if core.reports():
+            core.emit("attempted", lease._claim)
+            request.lock._report_granted(lease, request)
+        return lease
+
+    def _record_enter(self, lease: L, frame: int, entered: list[HeldLock]) -> L:
+        entered.append(HeldLock(self, lease, self.shape.mode, order=next(_ORDER)))
+        return super()._record_enter(lease, frame, entered)
+
+    def _not_held_here(self, wait: float | None) -> list[BaseLock[L]]:
+        """The names that this thread or task can wait for, in an order that spreads the load: they follow each other as
+        given, from a random one on."""
+        core, start = self._core, int(self._core.runtime.random() * len(self.locks))
+        locks = [*self.locks[start:], *self.locks[:start]]
+        held = {lock: held_lock for lock in locks if (held_lock := core.held_locks.find(lock.name)) is not None}
+        blocked = [lock for lock, held_lock in held.items() if held_lock.lease._claim.kind == self.shape.kind]
+        if len(blocked) < len(locks):
+            return [lock for lock in locks if lock not in blocked]
+        if wait != 0:
+            raise SelfDeadlock(self.name, token=held[locks[0]].lease._token, why="release one of them first")
+        return locks
+
+    async def _first_lease(
+        self,
+        locks: Sequence[BaseLock[L]],
+        began: float,
+        wait: float | None,
+        requests: dict[BaseLock[L], AcquireRequest[L]],
+        in_flight: set[str],
+    ) -> tuple[L, AcquireRequest[L]]:
+        """Attempt each name once, without queueing. If none is free, queue for all of them."""
+        core, refusals, failure = self._core, dict[str, NotAcquired](), None
+        deadline = timing.NEVER if wait is None else began + wait
+        get_engine: Callable[[], Engine] = core.engine_unless_closed
+        if wait and self.options.on_unavailable == "wait":
+            get_engine = partial(_bounded_engine, core, deadline)
+        for lock in locks:
+            once: AcquireRequest[L] = AcquireRequest(lock, lock._new_claim(), began, 0, False, get_engine)
+            requests[lock] = once
+            self._track(once, in_flight)
+            try:
+                return await acquire(once), once
+            except NotAcquired as refusal:
+                refusals[lock.name] = refusal
+            except Unavailable as error:
+                if wait == 0 or self.options.on_unavailable != "wait":
+                    raise
+                failure = error
+                break  # the attempts below are repeated until the engine answers
+            if wait and core.runtime.now() >= deadline:
+                break
+        if wait == 0:
+            raise NotAcquired(self.name, refusals=tuple(refusals.values()))
+        caller, members = core.runtime.signal(), list[_Member[L]]()
+        winner: _Member[L] | None = None
+        try:
+            for lock in locks:
+                members.append(member := _Member(lock, began, wait, caller))
+                requests[lock] = member.request
+                self._track(member.request, in_flight)
+            try:
+                winner = await _first_grant(members, caller, core.runtime, deadline + _LAST_ATTEMPTS)
+            finally:
+                _leave_all(members)
+        except BaseException:
+            for member in members:
+                if member.lease is not None:  # interrupted after the grant
+                    member.lease._release_nowait()
+            raise
+        if winner is None:
+            refusals.update({member.request.lock.name: member.refusal for member in members if member.refusal})
+            if not refusals and failure is not None:
+                raise failure
+            given_up = tuple(refusals[lock.name] for lock in locks if lock.name in refusals)
+            raise NotAcquired(self.name, waited=core.runtime.now() - began, refusals=given_up)
+        return cast("L", winner.lease), winner.request
+
+    def _track(self, request: AcquireRequest[L], in_flight: set[str]) -> None:
+        in_flight.add(request.claim.id_hash)
+        self._core.in_flight.add(request.claim.id_hash)
+
+    async def _locked(self) -> bool:
+        """Whether all of the names are held."""
+        for lock in self.locks:
+            if not await lock._locked():
+                return False
+        return True
+
+
+def _list_names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"

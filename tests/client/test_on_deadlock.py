@@ -1,0 +1,144 @@
+"""`on_deadlock="raise"`: one caller of a cycle gives up while it waits, and nothing is searched before."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+
+from leasehold import Client, ConfigError, Deadlocked, NotAcquired, Unavailable, Unsupported
+from leasehold.client.deadlock_search import FIRST_SEARCH, MIN_INTERVAL, DeadlockSearches, WaitSearch
+from leasehold.core.deadlocks import Deadlock, deadlocks
+from leasehold.errors import AccessDenied
+from leasehold.runtime.base import run_sync
+from tests.support import probe
+
+
+def nested(client: Client, first: str, second: str, both: threading.Barrier, errors: list, **options) -> None:
+    try:
+        with client.lock(first):
+            both.wait(30)
+            with client.lock(second, on_deadlock="raise", **options):
+                pass
+    except NotAcquired as error:
+        errors.append(error)
+
+
+def test_one_of_two_threads_gets_the_error_and_the_other_the_lock(url) -> None:
+    with Client(url, holder="left") as left, Client(url, holder="right") as right:
+        both, errors = threading.Barrier(2), []
+        threads = [
+            threading.Thread(target=nested, args=(left, "a", "b", both, errors)),
+            threading.Thread(target=nested, args=(right, "b", "a", both, errors)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        (error,) = errors
+        assert isinstance(error, Deadlocked)
+        assert left.inspect() == []
+    again = pickle.loads(pickle.dumps(error))
+    assert again.names == error.names
+    assert set(error.names) == {"a", "b"}
+    assert str(again) == str(error)
+    for part in ("left [", "right [", "waits for a, held by", "waits for b, held by", "token", "multilock"):
+        assert part in str(error)
+
+
+def test_multilock_that_is_deadlocked_releases_what_it_has(url) -> None:
+    with Client(url) as client, Client(url) as other:
+        both, errors = threading.Barrier(2), []
+
+        def all_names() -> None:
+            try:
+                with other.lock("c"):
+                    both.wait(30)
+                    with other.multilock(["a", "b"], on_deadlock="raise"):
+                        pass
+            except Deadlocked as error:
+                errors.append(error)
+
+        threads = [
+            threading.Thread(target=nested, args=(client, "b", "c", both, errors)),
+            threading.Thread(target=all_names),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [type(error) for error in errors] == [Deadlocked]
+        assert client.inspect() == []
+
+
+def test_engine_without_a_queue_and_bad_value_are_refused_when_built() -> None:
+    with Client("redlock://h1:1,h2:1,h3:1") as client, pytest.raises(Unsupported, match="keeps no queue"):
+        client.lock("a", on_deadlock="raise")
+    with Client("memory://") as client, pytest.raises(ConfigError, match="on_deadlock must be one of wait, raise"):
+        client.lock("a", on_deadlock="break")
+
+
+def test_search_comes_after_a_second_of_waiting_and_not_near_the_deadline(bench) -> None:
+    client = bench.client()
+    lock = client.lock("a", on_deadlock="raise")
+    held = bench.client().lock("a").acquire()
+    core, verbs = probe.core(client), []
+    call = bench.transport.call
+    bench.transport.call = lambda verb, args, deadline: verbs.append(verb) or call(verb, args, deadline)
+    claim = lock._new_claim()._replace(queue=True, wait_deadline=bench.clock.at + 10)
+    probe.registry(client).add_waiter(claim, core.runtime)
+    search = WaitSearch(core, bench.clock.at)
+    assert search.seconds_left(bench.clock.at) == FIRST_SEARCH
+    run_sync(search.search_if_due(claim))
+    assert verbs == []
+    bench.clock.at += FIRST_SEARCH
+    run_sync(search.search_if_due(claim))
+    assert verbs == ["inspect"]
+    assert search.seconds_left(bench.clock.at) >= 2 * FIRST_SEARCH
+    bench.clock.at += 8.9
+    run_sync(search.search_if_due(claim))
+    assert verbs == ["inspect"], "the wait ends before a search would"
+    waiter = probe.registry(client).waiting[claim.id_hash]
+    waiter.woken = True
+    run_sync(search.search_if_due(claim._replace(wait_deadline=float("inf"))))
+    assert verbs == ["inspect"], "a waiter that is notified attempts at once"
+    probe.registry(client).remove_waiter(claim.id_hash)
+    held.release()
+
+
+def test_waits_of_one_client_share_their_searches(bench) -> None:
+    client = bench.client()
+    core, verbs = probe.core(client), []
+    call = bench.transport.call
+    bench.transport.call = lambda verb, args, deadline: verbs.append(verb) or call(verb, args, deadline)
+    searches, queued_since = core.deadlock_searches, bench.clock.at
+    for _ in range(50):
+        assert run_sync(searches.search(queued_since, float("inf"))) == []
+    assert verbs == ["inspect"]
+    bench.clock.at += MIN_INTERVAL / 2
+    assert run_sync(searches.search(bench.clock.at, float("inf"))) is None, "it was not queued when that search began"
+    bench.clock.at += MIN_INTERVAL
+    assert run_sync(searches.search(bench.clock.at, float("inf"))) == []
+    assert verbs == ["inspect"] * 2
+
+
+@pytest.mark.parametrize("error", [Unavailable("silence"), AccessDenied("this key may not list names")])
+def test_failed_search_changes_nothing_for_the_wait(bench, caplog, error) -> None:
+    client = bench.client()
+    searches: DeadlockSearches = probe.core(client).deadlock_searches
+    bench.transport.call = lambda *_: (_ for _ in ()).throw(error)
+    for _ in range(3):
+        assert run_sync(searches.search(bench.clock.at, float("inf"))) is None
+        bench.clock.at += 5
+    assert caplog.text.count("cannot search for deadlocks") == isinstance(error, AccessDenied)
+
+
+def test_cycle_in_only_one_of_two_inspections_is_not_raised(bench, monkeypatch) -> None:
+    client = bench.client()
+    results = []
+    monkeypatch.setattr(
+        "leasehold.client.deadlock_search.deadlocks", lambda holdings: results.pop() if results else deadlocks(holdings)
+    )
+    results.append([Deadlock(())])  # the second inspection shows none
+    assert run_sync(probe.core(client).deadlock_searches.search(0.0, float("inf"))) == []
