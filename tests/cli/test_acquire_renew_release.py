@@ -6,8 +6,8 @@ import os
 import pytest
 
 KEYS = [
-    *("namespace", "name", "id", "token", "slot", "ttl", "mode", "kind", "limit", "delay", "min_hold", "holder"),
-    *("fingerprint", "left"),
+    *("format", "engine", "namespace", "name", "id", "token", "slot", "ttl", "mode", "kind", "limit", "delay"),
+    *("min_hold", "max_hold", "strict", "holder", "fingerprint", "ticket", "left"),
 ]
 
 
@@ -114,8 +114,8 @@ def test_acquire_of_busy_name_is_75(shell):
         ("", 64, "no lease"),
         ("not json", 78, "not the JSON"),
         ("[]", 78, "one JSON object"),
-        ('{"namespace": "", "name": "j", "id": 7}', 78, "'id'"),
-        ('{"namespace": "", "name": "j", "id": "secret-id"}', 78, "'token'"),
+        ('{"format": "lh1", "engine": "sqlite", "namespace": "", "name": "j", "id": 7}', 78, "'id'"),
+        ('{"format": "lh1", "engine": "sqlite", "namespace": "", "name": "j", "id": "secret-id"}', 78, "'token'"),
     ],
 )
 @pytest.mark.parametrize("command", ["renew", "release"])

@@ -1,6 +1,12 @@
 """`leasehold break`: it shows the holder, asks for confirmation, and breaks nothing else."""
 
+from datetime import UTC, datetime
+
 import pytest
+
+from leasehold.server import keys
+from leasehold.server.keys import Right
+from tests.support.running_server import running
 
 
 def token_of(shell, name="j"):
@@ -86,3 +92,20 @@ def test_break_with_closed_stdin_is_refused(shell):
     done = shell.sh("break j <&-")
     assert done.returncode == 64
     assert "--yes" in done.stderr
+
+
+def test_break_by_a_key_without_the_right_is_77(shell, tmp_path):
+    """Also if root breaks: the lock server decides by the key."""
+    now = datetime.now(UTC)
+    for who, right in (("web", "read,lock:*:"), ("operator", "read,lock,break:*:")):
+        (tmp_path / who).write_text(keys.create(tmp_path / "keys.toml", who, [Right.parse(right)], now=now))
+        (tmp_path / who).chmod(0o600)
+    with running("--keys", str(tmp_path / "keys.toml")) as server:
+        web, operator = (f"http://127.0.0.1:{server.port}?api_key_file={tmp_path / who}" for who in ("web", "operator"))
+        assert shell("-u", web, "acquire", "j", "--ttl", "300").returncode == 0
+        token = str(shell.json("-u", web, "get", "j")["holders"][0]["token"])
+        refused = shell("-u", web, "break", "j", "--token", token)
+        assert refused.returncode == 77, refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert str(shell.json("-u", web, "get", "j")["holders"][0]["token"]) == token
+        assert shell("-u", operator, "break", "j", "--token", token).returncode == 0

@@ -163,6 +163,7 @@ def test_empty_url_is_refused_before_the_command_runs(shell, tmp_path):
         assert (done.returncode, done.stdout) == (78, "")
         assert "is empty: set it to an engine's URL" in done.stderr
     assert not (tmp_path / "ran").exists()
+    assert [shell(command, "").returncode for command in ("doctor", "bench")] == [78, 78]
 
 
 @pytest.mark.parametrize("command", [("run", "j", "touch", "ran"), ("elect", "j", "touch", "ran"), ("acquire", "j")])

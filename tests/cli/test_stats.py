@@ -15,6 +15,7 @@ import pytest
 
 from leasehold import Client
 from leasehold.cli import server_api
+from leasehold.cli.history import _read as read_grant
 from leasehold.cli.server_api import ServerApi
 from leasehold.cli.stats import _stats_lines
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
@@ -128,6 +129,8 @@ def answering(status: int, body: bytes, seen: list[str] | None = None):
     [
         (200, b"[1]", Unavailable),
         (200, b"<html>", Unavailable),
+        (200, b'{"a": NaN}', Unavailable),
+        (200, b'{"a": -1e400}', Unavailable),
         (502, b"<html>", Unavailable),
         (404, b'{"type": "x/not-found"}', ConfigError),
         (403, b'{"type": "x/forbidden", "detail": "no"}', AccessDenied),
@@ -186,6 +189,35 @@ def test_answer_of_another_version_is_no_bug_of_the_command(shell, command, body
         done = shell("-u", f"http://127.0.0.1:{port}", *command)
     assert done.returncode == 69, done.stderr
     assert "has another form than this version of Leasehold knows" in done.stderr
+
+
+GRANT = {
+    "token": 5,
+    "fingerprint": "f",
+    "holder": "web",
+    "purpose": None,
+    "mode": "exclusive",
+    "slot": None,
+    "granted_at": 1.7e9,
+    "waited": 1.0,
+    "partial": False,
+    "ended_at": 1.8e9,
+    "end": "lost",
+    "reason": "expired",
+    "actor": None,
+    "refused": [],
+    "trace": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [("waited", "-rf"), ("holder", 0), ("reason", {}), ("token", "5"), ("granted_at", 1e300), ("refused", 1)],
+)
+def test_grant_with_a_member_of_another_type_is_no_answer(member, value):
+    assert read_grant(GRANT).end == "lost"
+    with pytest.raises(Unavailable), server_api.reading("/v1/history"):
+        read_grant({**GRANT, member: value})
 
 
 def test_texts_of_a_server_cannot_move_the_cursor():

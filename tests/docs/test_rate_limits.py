@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from harness.servers.process import Server, free_ports, program, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import Server, free_ports, program
 from leasehold.testing.conformance.rig import Absent
 
 pytest.importorskip("limits")

@@ -4,7 +4,7 @@ The text between <!-- generated: WORD --> and <!-- end --> is generated from the
 `python tests/docs/test_tables.py` regenerates it. Other tables are written by hand and compared.
 """
 
-import ast
+import functools
 import importlib
 import inspect
 import json
@@ -31,6 +31,7 @@ from leasehold.telemetry.alerts import rules
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 comparison = importlib.import_module("comparison.table")
+report = importlib.import_module("bench.report")
 lab = importlib.import_module("harness.lab.evidence")
 distances = importlib.import_module("harness.lab.distances")
 DOCS = ROOT / "docs"
@@ -168,18 +169,19 @@ def growth_table(what: str) -> str:
     return table((what, *(f"{count:,}" for count in counts)), rows)
 
 
+def bench_results() -> dict[str, dict[str, object]]:
+    """The results of `make bench ARGS=report`."""
+    return json.loads((ROOT / "bench" / "results.json").read_text(encoding="utf-8"))
+
+
+PAIR_TABLES = ("memory", "sqlite", "redis", "redlock", "postgresql", "mysql", "etcd", "zookeeper")
+
+
 def speed_table() -> str:
-    """The results of `make bench ARGS=report`: each engine's pairs as a ratio to the base of its table."""
-    found = json.loads((ROOT / "bench" / "results.json").read_text(encoding="utf-8"))
-    parts = [
-        part
-        for name, result in found.items()
-        if name not in ("imports", "server")  # which compare no engines
-        for part in result["parts"]
-        if "results" in part
-    ]
+    """Each engine's pairs as a ratio to the base of its table."""
+    found = bench_results()
     rows = []
-    for part in parts:
+    for part in [part for name in PAIR_TABLES if name in found for part in found[name]["parts"] if "results" in part]:
         base, *cases = part["results"]
         title = part["title"].partition(":")[0] + (", asyncio" if "asyncio" in part["title"] else "")
         ours = [case["ratio"] for case in cases if case["name"].startswith("leasehold")]
@@ -187,6 +189,37 @@ def speed_table() -> str:
         best = min(others, key=lambda case: case["ratio"], default=None)
         rows.append((title, base["name"], f"{min(ours):.2f}", f"{best['ratio']:.2f}: {best['name']}" if best else "—"))
     return table(("engine", "base", "ours", "the best of the others"), rows)
+
+
+def hand_off_table() -> str:
+    """How long it takes from a release until the next holds, ours and what a user would pick instead."""
+    rows = []
+    for part in bench_results().get("hand_offs", {"parts": []})["parts"]:
+        if "results" in part:
+            ours, *others = part["results"]
+            compared = "; ".join(f"{case['name']}: {case['ratio']:.2g}" for case in others)
+            rows.append((part["title"].partition(":")[0], f"{ours['micros'] / 1000:.2f} ms", compared))
+    return table(("engine", "ours", "others, ours is 1"), rows)
+
+
+CROWD_LINE = re.compile(
+    r"\s*10 workers, (?P<lock>.+?):\s+(?P<rate>[\d,]+) grants a second"
+    r".*most to fewest (?P<spread>\S+); overtaken (?P<late>\d+)"
+)
+
+
+def crowd_table() -> str:
+    """Ten workers on one name, from the lines of `bench.contention`."""
+    rows = []
+    for part in bench_results().get("contention", {"parts": []})["parts"]:
+        for line in part.get("lines", ()):
+            if found := CROWD_LINE.match(line):
+                rows.append((part["title"].partition(":")[0], *found.group("lock", "rate", "spread", "late")))
+    return table(("engine", "lock", "grants a second", "most to fewest", "overtaken"), rows)
+
+
+def aims_table() -> str:
+    return table(("what", "measured", "aim", "met"), report.aim_rows(bench_results()))
 
 
 def comparison_table() -> str:
@@ -289,6 +322,9 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "site latencies": lambda: lab_table(distances.latencies_table()),
     "lab blanks": lambda: lab_table(lab.blanks_table()),
     "speed": speed_table,
+    "speed, hand-offs": hand_off_table,
+    "speed, crowds": crowd_table,
+    "speed, aims": aims_table,
     "growth held": lambda: growth_table("held"),
     "growth waiting": lambda: growth_table("waiting"),
     "fences": fences_reference,
@@ -362,9 +398,9 @@ def exists(path: Path, name: str) -> bool:
     return path.is_file() and (not name or name in functions(path))
 
 
+@functools.cache
 def functions(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return set(re.findall(r"^ *(?:async )?def (\w+)", path.read_text(encoding="utf-8"), re.M))
 
 
 def test_files_named_in_architecture_page_exist():
@@ -373,6 +409,21 @@ def test_files_named_in_architecture_page_exist():
     source = ROOT / "src" / "leasehold"
     assert named
     assert [path for path in sorted(named) if not (source / path).exists() and not (ROOT / path).exists()] == []
+
+
+def test_members_named_in_architecture_page_exist():
+    """The file that defines the class names the member, too."""
+    bodies: dict[str, str] = {}
+    for path in (ROOT / "src" / "leasehold").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r"^class (\w+)", text, re.M):
+            bodies[name] = bodies.get(name, "") + text
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)(?:\(\))?`", page))
+    assert len(named) > 40
+    assert [
+        f"{owner}.{member}" for owner, member in sorted(named) if not re.search(rf"\b{member}\b", bodies.get(owner, ""))
+    ] == []
 
 
 # -------------------------------------------------------- the reference is complete
@@ -405,7 +456,8 @@ def call_signature(name: str, member: object) -> str:
 # Methods and attributes that classes use internally and users do not.
 INTERNAL = {
     "Lock": {"options", "shape"},
-    "Lease": {name for name, member in vars(BaseLease).items() if inspect.isfunction(member)} - {"check", "on_lost"},
+    "Lease": {name for name, member in vars(BaseLease).items() if inspect.isfunction(member)}
+    - {"check", "on_at_risk", "on_lost"},
     "MultiLock": {"locks", "wait"},
 }
 

@@ -173,6 +173,12 @@ def sql(request: pytest.FixtureRequest) -> Iterator[Database]:
     yield from _database(request.param)
 
 
+@pytest.fixture(scope="module", params=sorted(DATABASES))
+def shared_sql(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """The same for all tests of a file, which keep to their own namespace: a schema takes a second to create."""
+    yield from _database(request.param)
+
+
 @pytest.fixture
 def make_driver() -> Iterator[Callable[[str], BareEngineDriver]]:
     drivers: list[BareEngineDriver] = []

@@ -85,6 +85,10 @@ async def multilock(client: UnifiedClient, name: str, store: str | None) -> bool
         return leases.held
 
 
+async def any_of(client: UnifiedClient, name: str, store: str | None) -> bool:
+    return await client.release(await client.acquire_lock(client.any_of(["shared", name], ttl=60)))
+
+
 async def election(client: UnifiedClient, name: str, store: str | None) -> bool:
     candidate = client.election(name, ttl=60)
     await client.campaign(candidate)
@@ -145,6 +149,13 @@ async def break_lock(client: UnifiedClient, name: str, store: str | None) -> boo
     return not await client.break_lock(name, token=1)
 
 
+async def set_limit(client: UnifiedClient, name: str, store: str | None) -> bool:
+    if client.traits.resizable:
+        await client.set_limit(name, 3)
+        await client.set_limit(name, None)
+    return True
+
+
 async def ping(client: UnifiedClient, name: str, store: str | None) -> bool:
     return await client.ping() >= 0
 
@@ -161,6 +172,7 @@ CALLS: tuple[Call, ...] = (
     semaphore,
     read_and_write,
     multilock,
+    any_of,
     election,
     leader,
     with_lock,
@@ -175,6 +187,7 @@ CALLS: tuple[Call, ...] = (
     inspect,
     deadlocks,
     break_lock,
+    set_limit,
     ping,
     close,
 )

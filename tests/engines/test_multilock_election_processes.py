@@ -118,6 +118,7 @@ def check_reported_deadlocks(engine_space, child, wait_until, wants: list[int]) 
         assert client.deadlocks() == []
 
 
+@pytest.mark.extended
 def test_every_deadlock_of_nested_locks_is_reported(engine_space, child, wait_until) -> None:
     # cycles 0-1, 2-3-4 and 7-8; 5 waits for 0, and 6 waits for 5
     check_reported_deadlocks(engine_space, child, wait_until, [1, 0, 3, 4, 2, 0, 5, 8, 7])
@@ -196,6 +197,7 @@ def check_history(events: list[tuple[float, int, str, int]]) -> None:
     assert verdict.result == "valid", verdict
 
 
+@pytest.mark.extended
 def test_three_killed_leaders_are_succeeded(engine_space, child, wait_until) -> None:
     kill_leaders(engine_space, child, wait_until, kills=3, ttl=1.0)
 

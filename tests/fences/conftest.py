@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from harness.rigs import etcd, mysql, postgresql, redis, zookeeper
-from harness.servers.process import Server, free_ports, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import Server, free_ports
 from leasehold import Event, fences
 from leasehold.testing import Absent
 from tests.support import fence_kinds as resource_kinds

@@ -198,6 +198,7 @@ def count_accepted_writes(history: History) -> int:
     return sum(call.succeeded for call in history.calls() if call.began.action == "write")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", first_tier(dict.fromkeys([*CONCURRENCY_KINDS, *ISOLATION_LEVEL_KINDS]), FIRST_TIER))
 def test_concurrent_processes_never_write_stale_and_lose_no_update(kind, resource, child, tmp_path):
     number = resource(kind)

@@ -253,6 +253,7 @@ def crash_after(path: Path, steps_left: int) -> tuple[bool, list[str]]:
     return os.waitpid(pid, 0)[1] == 9, steps
 
 
+@pytest.mark.extended
 def test_file_crash_after_any_step_never_leaves_new_content_unfenced(tmp_path):
     path, steps, died = tmp_path / "a", [], True
     for step in itertools.count(1):

@@ -67,7 +67,7 @@ def test_wsgi_app_that_raises_is_no_longer_in_flight():
     def app(environ, start_response):
         raise RuntimeError
 
-    fenced = fences.WSGIFence(app, wait=0.05)
+    fenced = fences.WSGIFence(app, wait="50ms")
     for token in ("5", "9"):
         with pytest.raises(RuntimeError):
             wsgi_call(fenced, token)

@@ -165,7 +165,9 @@ def test_create_fence_table_twice_is_harmless(resource):
         number.connection.commit()
 
 
-@each_database
+@pytest.mark.parametrize(
+    "database", ["postgresql", *(pytest.param(name, marks=pytest.mark.extended) for name in ("sqlite", "mysql"))]
+)
 def test_processes_create_the_fence_table_at_the_same_time(database, resource, child):
     """On PostgreSQL `create table if not exists` fails for some, with UniqueViolation or DuplicateObject."""
     number = resource(f"{database}-row")

@@ -16,6 +16,8 @@ from leasehold.http.idempotency import IdempotencyKey
         {"max_body": 1.5},
         {"max_answer": None},
         {"max_answer": True},
+        {"keep": "soon"},
+        {"retry_after": "3 s"},
         {"who": "user"},
         {"app": None},
     ],

@@ -90,7 +90,7 @@ def test_requests_without_key_or_with_other_methods_pass_through(client) -> None
 
 def test_request_in_progress_gets_409_with_retry_after(client) -> None:
     shop = Shop(gate=threading.Event())
-    app, first = IdempotencyKey(shop, client, retry_after=3), []
+    app, first = IdempotencyKey(shop, client, keep="1h", retry_after="3s", ttl="1m"), []
     thread = threading.Thread(target=lambda: first.append(post(app)))
     thread.start()
     while not shop.orders:

@@ -88,10 +88,12 @@ def check_killed_migrator(project: Project) -> None:
     assert revisions.count("second") == 2  # that of the killed process, and one more
 
 
+@pytest.mark.extended
 def test_ten_processes_migrate_once(sqlite_project) -> None:
     check_ten_processes(sqlite_project)
 
 
+@pytest.mark.extended
 def test_next_process_migrates_after_the_migrator_was_killed(sqlite_project) -> None:
     check_killed_migrator(sqlite_project)
 
@@ -149,3 +151,15 @@ def test_locked_waits_no_longer_than_its_wait() -> None:
 def test_offline_migrations_take_no_lock() -> None:
     with locked(context(offline=True)) as lease:
         assert lease is None
+
+
+@pytest.mark.parametrize(
+    "url", ["s3cr3tMARK", "postgresql://u:s3cr3tMARK/x", "postgresql://u:12@s3cr3tMARK:s3cr3tMARK/x"]
+)
+def test_database_url_that_cannot_be_parsed_is_not_shown(url, monkeypatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    config = Config()
+    config.set_main_option("sqlalchemy.url", url)
+    with pytest.raises(ConfigError, match="cannot be parsed") as failure:
+        _lock_url(SimpleNamespace(config=config), None)
+    assert "s3cr3tMARK" not in str(failure.value)

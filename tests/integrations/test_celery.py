@@ -65,6 +65,11 @@ def test_task_runs_under_the_lock_of_its_arguments(app) -> None:
     assert client(app).inspect() == []
 
 
+def test_worker_is_warned_of_an_engine_that_excludes_no_other_worker(app, caplog) -> None:
+    client(app)
+    assert "memory:// excludes no other worker" in caplog.text
+
+
 def test_sent_arguments_are_checked_without_the_lease(app) -> None:
     @app.task
     @singleton("import:{account_id}")
@@ -102,7 +107,7 @@ def test_busy_task_does_not_run(app, on_busy) -> None:
 
 def test_retried_task_keeps_its_own_retries(app, monkeypatch) -> None:
     @app.task(bind=True)
-    @singleton("report", on_busy="retry", retry_in=5)
+    @singleton("report", on_busy="retry", retry_in="5s")
     def report(self, number):
         pytest.fail("ran")
 
@@ -155,6 +160,21 @@ def test_task_is_not_sent_while_another_one_runs(app) -> None:
     with busy(app, "import:8"):  # by a program that is no task
         assert skips.delay(8).state == states.IGNORED
     assert messages(app) == 1
+
+
+def test_argument_cannot_take_the_place_of_another_task(app) -> None:
+    """An account with such an id kept the tasks of account 7 from being sent: they got the result of its own."""
+
+    @app.task(base=SingletonTask)
+    @singleton("import:{account_id}", at="send")
+    def import_account(account_id):
+        pass
+
+    with pytest.raises(ConfigError, match="cannot end in #queued"):
+        import_account.delay("7#queued")
+    with pytest.raises(ConfigError, match="cannot end in #queued"):
+        import_account.apply(("7#queued",), throw=True)
+    assert not client(app).inspect()
 
 
 def test_failed_send_leaves_the_queue_free(app, monkeypatch) -> None:

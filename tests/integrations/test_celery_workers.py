@@ -1,11 +1,15 @@
 """`singleton` in real Celery workers of every pool, with a real broker, on three engines."""
 
+import os
 import time
 
 import pytest
 from celery import chain
 from celery.exceptions import TaskRevokedError
 
+from harness.rigs.redis import single_server
+from harness.servers.proxy import Proxy
+from leasehold import Client, LeaseLost, Unavailable
 from leasehold.integrations.celery import client
 from tests.support.celery_workers import Shop
 from tests.support.client_fixtures import poll_until
@@ -109,6 +113,42 @@ def test_killed_task_that_is_delivered_again_runs_after_its_ttl(shop) -> None:
         assert shop.send("killed", "a").get(timeout=WITHIN) == "ran"
     (_, first), (_, second) = shop.notes("killed")
     assert int(first) < int(second)
+
+
+def test_lost_lease_and_silent_engine_fail_the_task_with_their_fields(tmp_path) -> None:
+    """The broker and the results stay reachable: the engine alone is behind the proxy."""
+    proxy = Proxy(single_server()[0].port)
+    engine = {"url": f"redis://127.0.0.1:{proxy.port}", "namespace": tmp_path.name + os.urandom(4).hex()}
+    shop = Shop(tmp_path, "redis", leasehold={**engine, "ttl": 60, "call_timeout": 5})
+    direct = Client(f"redis://127.0.0.1:{single_server()[0].port}", namespace=engine["namespace"])
+    try:
+        with shop.workers("threads"):
+            broken = shop.send("hold", "a", kwargs={"until": "go1"})
+            poll_until(lambda: shop.notes("held"), WITHIN)
+            token = int(shop.notes("held")[0][1])
+            direct.break_lock("a", token=token)
+            (shop.folder / "go1").touch()
+            with pytest.raises(LeaseLost) as lost:
+                broken.get(timeout=WITHIN)
+            assert (lost.value.name, lost.value.reason, lost.value.token) == ("a", "broken", token)
+
+            kept = shop.send("hold", "b", kwargs={"until": "go2"})
+            poll_until(lambda: len(shop.notes("held")) == 2, WITHIN)
+            proxy.cut()
+            refused = shop.send("skip", "c")
+            with pytest.raises(Unavailable) as silent:
+                refused.get(timeout=WITHIN)
+            assert silent.value.engine == "redis"
+            assert shop.notes("ran") == []
+            (shop.folder / "go2").touch()  # within the ttl: the task succeeds, and its name expires
+            assert kept.get(timeout=WITHIN) == int(shop.notes("held")[1][1])
+            proxy.restore()
+            poll_until(lambda: direct.inspect() == [], WITHIN)
+    finally:
+        client(shop.app).close()
+        shop.app.close()
+        direct.close()
+        proxy.close()
 
 
 @pytest.mark.parametrize("shop", ["redis"], indirect=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import threading
 from tempfile import mkdtemp
 
@@ -31,6 +30,7 @@ if not settings.configured:
     django.setup()
 
 from leasehold.integrations.django import alock, async_client, client, lock, locked, locked_view
+from leasehold.integrations.django.management.commands import leasehold_migrate
 
 
 def holders(name: str = "") -> list[str]:
@@ -119,9 +119,45 @@ def pay(request, order_id):
     return HttpResponse(current_lease().name)
 
 
-@locked_view("order:{order_id}")
+@locked_view("order:{order_id}", retry_after="4s")
 async def pay_async(request, order_id):
     return HttpResponse(current_lease().name)
+
+
+def test_locked_function_is_skipped_or_raises_while_the_lock_is_busy() -> None:
+    runs = []
+
+    @locked("report", on_busy="skip")
+    def skipped():
+        runs.append("skipped")
+        return 1
+
+    @locked("report", on_busy="skip")
+    async def skipped_async():
+        runs.append("skipped_async")
+        return 2
+
+    @locked("report", on_busy="raise")
+    def refused():
+        runs.append("refused")
+
+    @locked("report", on_busy="skip")
+    def takes_another():
+        with lock("other", wait=0):
+            pass
+
+    held = client().lock("report").acquire()
+    assert skipped() is None
+    assert asyncio.run(skipped_async()) is None
+    with pytest.raises(NotAcquired):
+        refused()
+    held.release()
+    assert runs == []
+    assert (skipped(), asyncio.run(skipped_async())) == (1, 2)
+    other = client().lock("other").acquire()
+    with pytest.raises(NotAcquired):  # of another name: not a reason to skip
+        takes_another()
+    other.release()
 
 
 def test_locked_view_answers_409_while_the_lock_is_busy() -> None:
@@ -139,9 +175,17 @@ def test_locked_async_view_answers_409_while_the_lock_is_busy() -> None:
         request = AsyncRequestFactory().post("/orders/7")
         async with alock("order:7"):
             busy = await pay_async(request, 7)
-        return busy.status_code, (await pay_async(request, 7)).content
+        return busy.status_code, busy["Retry-After"], (await pay_async(request, 7)).content
 
-    assert asyncio.run(main()) == (409, b"order:7")
+    assert asyncio.run(main()) == (409, "4", b"order:7")
+
+
+def test_locked_view_answers_400_if_an_argument_gives_no_valid_name() -> None:
+    for order_id in ("x" * 300, "a\0b", "\ud800"):
+        answer = pay(RequestFactory().post("/orders/7"), order_id)
+        assert (answer.status_code, answer["Content-Type"]) == (400, "application/problem+json")
+        assert order_id not in answer.content.decode()
+    assert asyncio.run(pay_async(AsyncRequestFactory().post("/orders/7"), "x" * 300)).status_code == 400
 
 
 def test_event_loops_that_follow_each_other_share_one_client() -> None:
@@ -197,12 +241,12 @@ def test_command_lists_and_breaks_locks_of_the_settings(tmp_path, capsys) -> Non
 
 
 def test_command_migrate_waits_for_the_lock_of_migrations(monkeypatch, capsys) -> None:
-    command = sys.modules["leasehold.integrations.django.management.commands.leasehold"]
     call_command("leasehold", "migrate", "--verbosity", "0")
     assert "django_content_type" in connection.introspection.table_names()
-    monkeypatch.setattr(command, "_WAIT", 0)
-    with client().lock("migrate"), pytest.raises(CommandError, match="migrate is held by"):
-        call_command("leasehold", "migrate")
+    monkeypatch.setattr(leasehold_migrate, "_WAIT", 0)
+    for command in (["leasehold", "migrate"], ["leasehold_migrate"]):
+        with client().lock("migrate"), pytest.raises(CommandError, match="migrate is held by"):
+            call_command(*command)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_dependency_holds_the_lock_while_the_endpoint_runs() -> None:
 def test_busy_lock_answers_409_with_retry_after_as_problem() -> None:
     async def main():
         client = AsyncClient("memory://")
-        async with client, requests(shop(client, retry_after=2.5)) as http, client.lock("order:7"):
+        async with client, requests(shop(client, retry_after="2500ms")) as http, client.lock("order:7"):
             answer = await http.post("/orders/7")
             assert (await http.post("/orders/8")).status_code == 200
         assert (answer.status_code, answer.headers["Retry-After"]) == (409, "3")

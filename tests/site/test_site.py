@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.support import builds
 from tests.support.browser import launch_chromium
-from tests.support.paths import ROOT
 
-pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("site")]
+pytestmark = pytest.mark.extended
 
 PAGES = [
     "index.html",
@@ -22,14 +19,9 @@ PAGES = [
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The folder of the built version. Sphinx ends with an error at the first broken link or page outside the menu."""
-    output = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, ROOT / "site" / "build.py", output], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    [version] = output.glob("*/index.html")
+def site():
+    """The folder of the built version."""
+    [version] = builds.site().glob("*/index.html")
     return version.parent
 
 
@@ -67,17 +59,16 @@ def test_search_works_without_a_server(site, browser) -> None:
 
 
 def test_menu_offers_the_versions_beside_this_one(site, browser) -> None:
-    versions = site.parent / "versions.js"
-    kept = versions.read_text()
-    versions.write_text(f'window.LEASEHOLD_VERSIONS = ["9.0.0", "{site.name}"];\n')
-    try:
-        page = browser.new_page()
-        page.goto((site / "docs" / "tutorial.html").as_uri())
-        assert page.locator("select.versions").input_value() == site.name
-        assert page.locator("select.versions option").all_text_contents() == ["9.0.0", site.name]
-        page.close()
-    finally:
-        versions.write_text(kept)
+    def answer(route) -> None:
+        route.fulfill(body=f'window.LEASEHOLD_VERSIONS = ["9.0.0", "{site.name}"];', content_type="text/javascript")
+
+    assert (site.parent / "versions.js").read_text() == f'window.LEASEHOLD_VERSIONS = ["{site.name}"];\n'
+    page = browser.new_page()
+    page.route("**/versions.js", answer)
+    page.goto((site / "docs" / "tutorial.html").as_uri())
+    assert page.locator("select.versions").input_value() == site.name
+    assert page.locator("select.versions option").all_text_contents() == ["9.0.0", site.name]
+    page.close()
 
 
 def test_api_pages_have_every_public_name(site) -> None:

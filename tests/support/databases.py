@@ -22,7 +22,7 @@ class Database(ABC):
     server: Any
     max_connections: int  # connections of one client
     lingering_sessions: int = 0  # how many of them outlive a killed process for a while
-    extra_queue_values: str = ""  # SQL for the last columns of a row of lh_queue
+    extra_queue_values: str = ", false"  # SQL for the last columns of a row of lh_queue
     inspect_query: str  # the query of an operator
 
     def __init__(self, server: Any, schema: str) -> None:
@@ -160,7 +160,7 @@ class MysqlDatabase(Database):
     server: MariaDB
     max_connections = 4
     lingering_sessions = 1
-    extra_queue_values = ", ''"
+    extra_queue_values = ", '', false"
     inspect_query = "call {s}.lh_inspect_v1('', '', false)"
 
     def __init__(self, server: MariaDB, schema: str) -> None:

@@ -89,6 +89,13 @@ def wake_waiters(client: AnyClient) -> None:
         waiter.signal.set()
 
 
+def make_heartbeat_due(client: AnyClient) -> None:
+    """As if the waiters had queued long ago. Wake the watchdog, and it sends one."""
+    for waiter in waiters(client):
+        waiter.joined_at = 0.0
+    watchdog(client)._next_heartbeat_at = 0.0
+
+
 def pending_releases(client: AnyClient) -> list[PendingRelease]:
     """The releases that the engine has not confirmed."""
     return list(client._core.registry.pending_releases.values())

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
+
 from harness.servers.process import poll
 from harness.servers.redis import RedisServer
 from leasehold import Client
+
+
+class TlsServer(RedisServer):
+    """It accepts TLS alone."""
+
+    def command(self) -> Sequence[str]:
+        return [*super().command(), "--port", "0", "--tls-port", str(self.port)]
+
+    def ready(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            return True
 
 
 def url(server: RedisServer, options: str = "", user: str = "") -> str:

@@ -16,7 +16,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.program import run_program
+
 SECONDS = 60.0  # how long a test waits for what must happen, even on a slow machine
+
+
+def run_serve(*arguments: str, url: str | None = "memory://", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a `leasehold serve` that ends by itself."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD")}
+    options = [] if url is None else ["-u", url]
+    return run_program([*options, "serve", *arguments], Path.cwd(), {**inherited, **environment}, seconds=SECONDS)
 
 
 def poll(condition: Callable[[], Any], seconds: float = SECONDS) -> Any:

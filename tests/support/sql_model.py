@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.rigs import mysql, postgresql
-from leasehold.core.lock_state import LockState, describe_kind
+from leasehold.core.lock_state import LockState, mismatch
 from leasehold.core.queue_entry import Context, Notification, TokenCounter
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.mysql import schema as mysql_schema
@@ -133,7 +133,7 @@ class SqlModel:
             answer, notifications = verb(lock_state, context)
         except Mismatch as error:
             return str(error), []
-        self.lock_state = None if lock_state.empty else lock_state
+        self.lock_state = None if lock_state.empty and not lock_state.limit_set else lock_state
         return answer, notifications
 
     def model_token(self, token):
@@ -157,8 +157,7 @@ class SqlModel:
         if answer != "1":
             position, *holder, kind, grant_limit = busy
         if answer == "2":
-            found, wanted = describe_kind(kind, int(grant_limit)), describe_kind(claim.kind, claim.limit)
-            return str(Mismatch("name", wanted=wanted, found=found))
+            return str(mismatch("name", claim.kind, claim.limit, kind, int(grant_limit)))
         token = None if token is None else self.model_token(int(token))
         if answer == "1":
             return Grant(token, seconds(life), None if slot is None else int(slot))
@@ -194,6 +193,9 @@ class SqlModel:
 
     def break_(self, token: int):
         return self.call("break", "ns", 5, "name", self.server_token(token), 1000) == [("t",)]
+
+    def set_limit(self, limit: int | None):
+        return self.call("set_limit", "ns", 5, "name", limit, 1000) == [("t",)]
 
     def compare_inspect(self) -> None:
         """Assert that model and server show the same holdings. Changes neither."""

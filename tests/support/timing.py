@@ -6,12 +6,17 @@ broken. There the plug-in below runs a failed test a second time and reports tha
 machine is too busy to measure seconds, the plug-in skips the test with that reason.
 
 Every test that calls one of them belongs to both tiers. A test that makes no sense without real seconds, such as one
-with a ttl so short that a busy machine loses the lease, is marked `extended` and runs in the second tier only.
+with a ttl so short that a busy machine loses the lease, is marked `extended` and runs in the second tier only. The
+plug-in marks those that give calls of a real server less than 3 seconds, or leases less than 2: on a busy machine such
+a call may fail, and such a lease may be over when it is granted.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +29,10 @@ from _pytest.runner import runtestprotocol
 MEASURING: Final = bool(os.environ.get("LEASEHOLD_MEASURE"))
 _HANGS: Final = 60.0  # in `make test`: more than any promise of the tests
 _MEASURES: Final = {"check_elapsed", "check_seconds"}
+_CALL_TIMEOUT: Final = 20.0  # of clients in real time whose tests state none; by default it is 5.0
+# What a test may state, and the seconds below which a busy machine may exceed it.
+_STATED: Final = ((re.compile(r"\bcall_timeout=([0-9.]+)\b"), 3.0), (re.compile(r"\bttl=([0-9.]+)\b"), 2.0))
+_REAL_SERVERS: Final = ("tests/engines/", "tests/fences/", "tests/records/stores/", "tests/server/", "tests/cli/")
 _BUSY: Final = 0.002  # seconds that a thread waited for a processor, each time it was ready to run
 
 
@@ -38,14 +47,32 @@ def check_seconds(elapsed: float, promised: float, why: str = "") -> None:
     assert elapsed < limit, f"took {elapsed:.2f} s, promised: {promised:.2f} s{why and ': '}{why}"
 
 
+def give_calls_more_time(client_class: Any) -> None:
+    """Give clients of this process a longer `call_timeout`, unless the test states one or simulates the time."""
+    init = client_class.__init__
+
+    @functools.wraps(init)
+    def init_with_more_time(self: object, *args: Any, **options: Any) -> None:
+        if options.get("runtime") is None:
+            options.setdefault("call_timeout", _CALL_TIMEOUT)
+        init(self, *args, **options)
+
+    client_class.__init__ = init_with_more_time
+
+
 class MeasuredTests:
     """The pytest plug-in: marks the tests that measure, and runs one that fails a second time."""
 
+    @pytest.hookimpl(tryfirst=True)  # before pytest chooses by mark
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             function = getattr(item, "function", None)
-            if function is not None and not _MEASURES.isdisjoint(_names(function.__code__)):
+            if function is None:
+                continue
+            if not _MEASURES.isdisjoint(_names(function.__code__)):
                 item.add_marker(pytest.mark.measured)
+            if item.nodeid.startswith(_REAL_SERVERS) and _is_impatient(function):
+                item.add_marker(pytest.mark.extended)
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if not MEASURING:
@@ -81,6 +108,19 @@ class MeasuredTests:
             terminalreporter.section("passed only in the second run")
             for nodeid, why in retried:
                 terminalreporter.line(f"{nodeid}: {why}")
+
+
+def _is_impatient(test: Any) -> bool:
+    """Whether a test, or a helper of ours that it calls, gives calls less time than a busy machine may need."""
+    named = (test.__globals__.get(name) for name in set(_names(test.__code__)))
+    helpers = (each for each in named if inspect.isfunction(each) and each.__module__.startswith("tests"))
+    return any(map(_states_few_seconds, (test, *helpers)))
+
+
+@functools.cache
+def _states_few_seconds(function: Any) -> bool:
+    source = inspect.getsource(function)
+    return any(float(seconds) < limit for stated, limit in _STATED for seconds in stated.findall(source))
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 
@@ -101,6 +102,21 @@ def test_hook_that_fails_in_the_background_gets_the_next_event(caplog):
     assert hook.flush(20)
     assert seen == ["a", "b"]
     assert caplog.text.count("the on_event hook failed") == 2
+
+
+def test_hook_that_exits_in_the_background_gets_the_next_event(caplog):
+    seen: list[str] = []
+
+    def exits(event: Event) -> None:
+        seen.append(event.name)
+        sys.exit("hook")
+
+    hook = background(exits)
+    hook(event("a"))
+    hook(event("b"))
+    assert hook.flush(20)
+    assert seen == ["a", "b"]
+    assert caplog.text.count("unexpected error in the thread of a background hook") == 2
 
 
 def test_hook_in_the_background_works_in_a_forked_child():

@@ -144,6 +144,7 @@ def test_demo_with_empty_url_is_refused(shell):
     assert "is empty" in done.stderr
 
 
+@pytest.mark.extended
 def test_thundering_herd_has_exactly_as_many_callers_as_told(shell):
     _, report, _ = run_demo(shell, "thundering-herd", "--size", "53")  # whether it succeeds depends on the machine
     assert (report["without"]["served"], report["with"]["served"]) == (53, 53)
@@ -208,6 +209,14 @@ def test_herd_starts_again_when_no_caller_was_overtaken_by_chance(monkeypatch):
     monkeypatch.setattr(thundering_herd, "_run_once", lambda *_: (next(results), 0.0))
     with DemoRunner("thundering-herd", None, lambda *_: None, size=50, verbose=False) as runner:
         assert thundering_herd.run(runner, fixed=False).as_expected
+
+
+def test_herd_starts_again_when_a_process_stood_still_for_longer_than_the_order_can_show(monkeypatch):
+    """50 callers arrive within half a second: a process that stood still for 0.3 s has sent its calls late itself."""
+    results = iter([(DemoResult(False, "", {"overtaken": 2}), 0.3), (DemoResult(True, "", {"overtaken": 0}), 0.0)])
+    monkeypatch.setattr(thundering_herd, "_run_once", lambda *_: next(results))
+    with DemoRunner("thundering-herd", None, lambda *_: None, size=50, verbose=False) as runner:
+        assert thundering_herd.run(runner, fixed=True).as_expected
 
 
 def test_demo_whose_fix_does_not_work_exits_with_1(shell):

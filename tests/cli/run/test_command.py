@@ -450,6 +450,8 @@ def test_exit_code_is_kept_when_result_file_cannot_be_written(shell, tmp_path):
         (["-x", "--slots", "2", "j", "true"], "cannot be combined"),
         (["--ttl", "3", "--kill-after", "1.1", "j", "true"], "a third of --ttl"),
         (["--max-hold", "1", "--kill-after", "1", "j", "true"], "--max-hold"),
+        (["--drift", "2", "j", "true"], "a share between 0 and 0.5"),
+        (["--drift", "1%", "j", "true"], "a share between 0 and 0.5"),
         (["--min-hold", "2", "--max-hold", "1", "j", "true"], "--min-hold"),
         (["--ttl", "0", "j", "true"], "more than 0"),
         (["--ttl", "soon", "j", "true"], "not a number of seconds"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.timing import check_elapsed
+from tests.support.timing import check_elapsed, check_seconds
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
 
@@ -33,12 +33,15 @@ DIES_OF_SIGINT = "import signal; signal.signal(2, signal.SIG_DFL); print('ready'
 SIGNAL_NAMES = ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGWINCH"]
 
 
-def start_run(shell, *options, script, name="j"):
-    """A run whose child has printed its first line, and that line."""
-    process = shell.start("run", *options, name, "--", "sh", "-c", script)
-    first_line = process.stdout.readline().strip()
-    assert first_line, process.communicate()[1]
-    return process, first_line
+def start_run(shell, *options, script, name="j", max_hold=None, **settings):
+    """A run whose child has printed its first line, and that line. A busy machine may end `max_hold` before that: then
+    another run gets more."""
+    for seconds in [None] if max_hold is None else [max_hold, 10, 60]:
+        limit = [] if seconds is None else ["--max-hold", str(seconds)]
+        process = shell.start("run", *limit, *options, name, "--", "sh", "-c", script, **settings)
+        if first_line := process.stdout.readline().strip():
+            return process, first_line
+    raise AssertionError(process.communicate()[1])
 
 
 @pytest.mark.parametrize("name", SIGNAL_NAMES)
@@ -114,21 +117,17 @@ def test_queued_run_leaves_no_process_when_killed(shell, wait_until, is_alive):
 
 
 def test_child_is_terminated_before_max_hold(shell):
-    process, _ = start_run(
-        shell,
-        "--max-hold",
-        "0.9",
-        script="trap 'echo told; sleep 0.05; exit 0' TERM; echo ready; sleep 60 & wait",
-    )
+    script = "trap 'echo told; sleep 0.05; exit 0' TERM; echo ready; sleep 60 & wait"
+    process, _ = start_run(shell, "--kill-after", "5", script=script, max_hold=6)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 79
     assert out == "told\n"
-    assert re.search(r"the lease of j \(token \d+\) ends in 0\.\d s: .*max_hold.*; sent SIGTERM to sh", err)
+    assert re.search(r"the lease of j \(token \d+\) ends in \d\.\d s: .*max_hold.*; sent SIGTERM to sh", err)
 
 
 def test_child_that_ignores_term_is_killed_at_the_deadline(shell):
     began = time.monotonic()
-    process, _ = start_run(shell, "--max-hold", "0.9", script="trap '' TERM; echo ready; while :; do sleep 60; done")
+    process, _ = start_run(shell, script="trap '' TERM; echo ready; while :; do sleep 60; done", max_hold=0.9)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 79
     assert time.monotonic() - began > 0.8
@@ -137,7 +136,7 @@ def test_child_that_ignores_term_is_killed_at_the_deadline(shell):
 
 def test_process_left_behind_by_child_after_term_is_killed(shell, wait_until, is_alive):
     script = "(trap '' TERM; echo $(exec sh -c 'echo $PPID'); while :; do sleep 1; done) & wait"
-    process, pid = start_run(shell, "--max-hold", "0.9", script=script)
+    process, pid = start_run(shell, script=script, max_hold=0.9)
     assert process.wait(60) == 79
     wait_until(lambda: not is_alive(int(pid)))
 
@@ -152,9 +151,9 @@ def test_run_with_full_stderr_pipe_still_kills_child_after_term(shell, wait_unti
                 pass
         os.set_blocking(writer, True)
         script = "trap '' TERM; echo $$; while :; do sleep 60; done"
-        process = shell.start("run", "--max-hold", "0.6", "j", "--", "sh", "-c", script, stderr=writer)
+        process, pid = start_run(shell, script=script, max_hold=0.6, stderr=writer)
         os.close(writer)
-        pid = int(process.stdout.readline())
+        pid = int(pid)
         wait_until(lambda: not is_alive(pid))
         output = b""
         while chunk := stderr.read(65536):
@@ -165,22 +164,16 @@ def test_run_with_full_stderr_pipe_still_kills_child_after_term(shell, wait_unti
 
 
 def test_on_lost_kill_sends_no_term(shell):
-    process, _ = start_run(
-        shell,
-        "--max-hold",
-        "0.6",
-        "--on-lost",
-        "kill",
-        script="trap 'echo told' TERM; echo ready; sleep 60 & wait",
-    )
+    script = "trap 'echo told' TERM; echo ready; sleep 60 & wait"
+    process, _ = start_run(shell, "--on-lost", "kill", script=script, max_hold=0.6)
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (79, "")
 
 
 def test_on_lost_ignore_lets_child_continue(shell, tmp_path):
     process, _ = start_run(
-        shell, "--max-hold", "0.3", "--on-lost", "ignore", "--result-file", "result.json",
-        script="echo ready; read line; exit 6",
+        shell, "--on-lost", "ignore", "--result-file", "result.json",
+        script="echo ready; read line; exit 6", max_hold=0.3,
     )  # fmt: skip
     assert "is lost: it was held for as long as max_hold allows" in process.stderr.readline()
     process.communicate("go on\n", timeout=60)
@@ -222,10 +215,29 @@ def test_child_is_killed_before_lease_ends_when_engine_is_silent(shell, tmp_path
     found = json.loads((tmp_path / "result.json").read_text())
     assert (found["outcome"], found["child_exit_code"]) == ("lost", 137)
     term_at = float((tmp_path / "told").read_text().split()[0])
-    assert silent_since + 0.5 < term_at < silent_since + 3 + 1, (
-        "a life of 3 s less 1 s, of which the engine was silent for up to all"
-    )
+    assert silent_since < term_at
+    check_seconds(term_at - silent_since, 3 + 1, "a life of 3 s less 1 s, of which the engine was silent for up to all")
     assert shell("run", "-w", "10", "j", "true").returncode == 0
+
+
+def test_strict_run_gives_its_child_time_after_the_first_failed_renewal(shell, tmp_path):
+    """SIGTERM comes with the first failed renewal, SIGKILL `kill_after` later: the engine still keeps the name."""
+    process, _ = start_run(
+        shell, "--ttl", "6", "--kill-after", "1", "--strict", "--drift", "0.02", "--result-file", "result.json",
+        script="trap 'echo told >> told; exit 7' TERM; echo ready; while :; do sleep 0.02; done",
+    )  # fmt: skip
+    blocker = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)
+    blocker.execute("begin exclusive")
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        blocker.rollback()
+        blocker.close()
+    assert process.returncode == 79
+    assert "sent SIGTERM to sh" in err
+    assert "killed" not in err
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["outcome"], found["child_exit_code"]) == ("lost", 7)
 
 
 def stop_outside_a_transaction(pid: int, database: Path) -> None:
@@ -245,15 +257,13 @@ def stop_outside_a_transaction(pid: int, database: Path) -> None:
 
 def test_child_group_is_killed_after_pause_past_the_ttl(shell, wait_until, is_alive):
     """Wrapper and child are stopped past the ttl. When they resume, the whole group is killed at once."""
-    script = "sleep 300 & echo $! > other; echo $$; while :; do date +%N >> beats; sleep 0.01; done"
-    first, pid = start_run(shell, "--ttl", "1", script=script)
-    pid = int(pid)
-    other = int((shell.folder / "other").read_text())
-    token = shell.json("get", "j")["holders"][0]["token"]
+    script = "sleep 300 & echo $$ $! $LEASEHOLD_TOKEN; while :; do sleep 0.01; done"
+    first, line = start_run(shell, "--ttl", "4", script=script)  # a busy machine must not reach it before the pause
+    pid, other, token = map(int, line.split())
     stop_outside_a_transaction(first.pid, shell.folder / "locks.db")
     os.killpg(pid, signal.SIGSTOP)
     try:
-        second = shell("run", "-w", "10", "j", "-c", "echo $LEASEHOLD_TOKEN")
+        second = shell("run", "-w", "60", "j", "-c", "echo $LEASEHOLD_TOKEN")
         assert second.returncode == 0, second.stderr
         assert int(second.stdout) > token
         assert is_alive(pid)
@@ -276,7 +286,7 @@ def test_child_continues_after_pause_within_the_ttl(shell):
     assert process.returncode == 3
 
 
-IGNORES_TERM = "trap '' TERM; echo $$; (while :; do sleep 1; done) & echo $!; wait; while :; do sleep 1; done"
+IGNORES_TERM = "trap '' TERM; (while :; do sleep 1; done) & echo $$ $!; wait; while :; do sleep 1; done"
 
 
 @linux
@@ -290,11 +300,9 @@ def test_run_with_unwritable_stderr_still_kills_group_after_term(shell, is_alive
     else:
         reader, stderr = os.pipe()
         os.close(reader)
-    process = shell.start(
-        "run", "--max-hold", "0.6", "--result-file", "r.json", "j", "--", "sh", "-c", IGNORES_TERM, stderr=stderr
-    )
+    process, line = start_run(shell, "--result-file", "r.json", script=IGNORES_TERM, max_hold=0.6, stderr=stderr)
     os.close(stderr)
-    pids = [int(process.stdout.readline()) for _ in range(2)]
+    pids = [int(pid) for pid in line.split()]
     try:
         assert process.wait(60) == 79
         wait_until(lambda: not any(map(is_alive, pids)), 60)

@@ -10,6 +10,8 @@ import pytest
 
 from leasehold import Client, Unavailable
 from leasehold.cli.console import Console
+from leasehold.cli.server_api import reading
+from leasehold.cli.top import source as source_module
 from leasehold.cli.top.source import Source
 from tests.support.client_fixtures import poll_until
 
@@ -83,3 +85,84 @@ def test_grant_that_is_gone_is_forgotten(client):
         (ttl,) = source.read().ttls.values()
         assert 20 < ttl <= 30
     assert source.read().ttls == {}
+
+
+# ------------------------------------------------------------------ a lock server
+
+HOLDING = {
+    "name": "a",
+    "state": "held",
+    "mode": "exclusive",
+    "kind": "lock",
+    "limit": 1,
+    "fingerprint": "f",
+    "holder": "web",
+    "host": None,
+    "pid": 7,
+    "purpose": None,
+    "acquired_at": 1.7e9,
+    "expires_in": 9.0,
+    "token": 5,
+    "slot": None,
+    "owner": "o",
+}
+WAITER = {
+    "name": "a",
+    "mode": "exclusive",
+    "fingerprint": "g",
+    "position": 0,
+    "holder": "cron",
+    "purpose": None,
+    "waiting_for": 2.0,
+    "owner": "p",
+}
+
+
+class ForgedServer:
+    """Answers every request with the same page."""
+
+    def __init__(self, **page):
+        self._page = {"holdings": [HOLDING], "queue": [WAITER], "cursor": None, "as_of": 1.7e9 + 5, **page}
+
+        self.asked = 0
+
+    def get(self, path, **arguments):
+        self.asked += 1
+        return self._page
+
+
+def test_list_of_a_server_is_read(client):
+    source = Source(Console("memory://"), client, "")
+    (holder, waiter), *_ = source._read_server(ForgedServer())
+    assert (holder.token, holder.age, holder.acquired_at, holder.holder.pid) == (5, 5.0, 1.7e9, 7)
+    assert (waiter.state, waiter.position, waiter.age, waiter.holder.label) == ("waiting", 0, 2.0, "cron")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *[{"holdings": [{**HOLDING, member: None}]} for member in ("name", "state", "expires_in", "holder", "limit")],
+        *[{"holdings": [{**HOLDING, "acquired_at": value}]} for value in ("now", -1, 1e300)],
+        *[{"queue": [{**WAITER, member: "-rf"}]} for member in ("mode", "waiting_for", "position")],
+        {"holdings": [{**HOLDING, "name": "x" * 100_000}]},
+    ],
+)
+def test_list_with_a_member_of_another_form_is_no_answer(client, page):
+    source = Source(Console("memory://"), client, "")
+    with pytest.raises(Unavailable), reading("/v1/locks"):
+        source._read_server(ForgedServer(**page))
+
+
+def test_list_of_a_server_with_too_many_claims_is_unavailable(client, monkeypatch):
+    monkeypatch.setattr(source_module, "_MAX_CLAIMS", 5)
+    source, server = Source(Console("memory://"), client, ""), ForgedServer(cursor="more")
+    with pytest.raises(Unavailable, match="did not end after 6 claims"):
+        source._read_server(server)
+    assert server.asked == 3
+
+
+def test_list_of_a_server_of_empty_pages_without_end_is_unavailable(client, monkeypatch):
+    monkeypatch.setattr(source_module, "_LIST_SECONDS", 0.01)
+    source = Source(Console("memory://"), client, "")
+    with pytest.raises(Unavailable, match="did not end after 0 claims"):
+        source._read_server(ForgedServer(cursor="more", holdings=[], queue=[]))

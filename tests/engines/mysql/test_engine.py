@@ -42,7 +42,7 @@ def test_url_is_parsed_into_connection_options() -> None:
         "a b",
         False,
     )
-    assert parsed_url.target.arguments["password"] == b"p@ss"
+    assert parsed_url.target.password.read() == "p@ss"
     assert parsed_url.target.arguments["ssl_verify_cert"] is parsed_url.target.arguments["ssl_verify_identity"] is True
     assert options("mariadb://h").database == "leasehold"
     assert options("mysql://h/d?ssl_ca=x&ssl_verify_identity=no").target.arguments["ssl_verify_identity"] is False

@@ -77,7 +77,7 @@ def test_queue_without_a_holder_keeps_the_bucket_unknown(mysql) -> None:
         client.inspect()
         key_values = f"'', '{NEIGHBOURS[0]}'"
         far_future = 2**62
-        mysql.ask(f"insert into {{s}}.lh_queue values ({key_values}, {bucket('job')}, 'lock', 1, '', 0, '')")
+        mysql.ask(f"insert into {{s}}.lh_queue values ({key_values}, {bucket('job')}, 'lock', 1, '', 0, '', false)")
         mysql.ask(
             f"insert into {{s}}.lh_waiter values "
             f"({key_values}, 1, 1, 'm', '', '', '', 1, '', 'exclusive', 0, 1, {far_future})"
@@ -87,6 +87,7 @@ def test_queue_without_a_holder_keeps_the_bucket_unknown(mysql) -> None:
                 assert bucket_state(mysql) == "unknown"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("procedures", ["yes", "no"])
 def test_release_sees_a_waiter_that_joined_after_the_grant(mysql, wait_until, procedures) -> None:
     with Client(mysql.url(), ttl=60) as holder, Client(mysql.url(procedures=procedures), ttl=60) as waiter:

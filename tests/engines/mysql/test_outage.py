@@ -11,13 +11,14 @@ from contextlib import closing, suppress
 
 import pytest
 
+from harness.servers.folders import scratch
 from harness.servers.mysql import MariaDB
-from harness.servers.process import scratch
 from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError, NotAcquired, Unavailable, Unsupported
 from leasehold.core.names import bucket
 from leasehold.engines.mysql import schema
 from tests.support import probe
+from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
 
 
@@ -117,14 +118,14 @@ def test_connection_limit_is_unavailable_or_falls_back_to_polling(mariadb) -> No
 
 
 def test_name_locked_by_another_transaction_is_unavailable_in_time(mysql, wait_until) -> None:
-    with Client(mysql.url(), call_timeout=1.0) as client:
-        client.lock("job").acquire().release()
+    with Client(mysql.url()) as client, Client(mysql.url(), call_timeout=1.0) as impatient:
+        client.lock("job").acquire().release()  # which creates the tables
         with mysql.lock_all_buckets():
             began = time.monotonic()
             with pytest.raises(Unavailable):
-                client.lock("job", wait=0).acquire()
+                impatient.lock("job", wait=0).acquire()
             check_elapsed(began, 1.5)
-        with client.lock("job", wait=10) as lease:
+        with client.lock("job", wait=60) as lease:
             assert lease.held
 
 
@@ -270,3 +271,10 @@ def test_full_disk_is_unavailable_until_space_is_freed(mariadb) -> None:
                 assert each.release()
     finally:
         subprocess.run(["umount", "-l", folder], check=False)
+
+
+@pytest.mark.faults
+def test_slow_network_costs_no_lease(mysql) -> None:
+    """The first renewal opens a session, which takes several round trips."""
+    with closing(Proxy(mysql.server.port)) as proxy:
+        check_lease_is_kept(mysql.url(port=proxy.port), [proxy])

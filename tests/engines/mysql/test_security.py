@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.servers.process import scratch
+from harness.servers.folders import scratch
 from leasehold import Client, ConfigError, NotAcquired
 from tests.support import probe
 

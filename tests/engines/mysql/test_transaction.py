@@ -11,8 +11,11 @@ import pymysql
 import pytest
 import sqlalchemy
 
-from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, Unavailable, transaction
+from leasehold import AsyncClient, Client, ConfigError, LeaseLost, NotAcquired, Unavailable, Unsupported, transaction
 from leasehold.core.names import bucket
+from leasehold.errors import TransactionOpen
+from leasehold.runtime.base import run_sync
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -115,6 +118,71 @@ def test_break_without_procedures_locks_no_bucket_during_a_check(client, connect
         thread.join(30)
         assert broken == [True]
         assert plain_client.lock("job", wait=5).acquire().release()
+    assert not lease.release()
+
+
+def test_open_release_on_commit_does_not_open_the_breaker(connection, mysql, wait_until) -> None:
+    """The server answers that the transaction is still open, and the watchdog asks again until it has ended."""
+    pending = []
+
+    def on_event(event) -> None:
+        if event.kind == "release_pending":
+            pending.append(event.reason)
+
+    with Client(mysql.url(), breaker=True, on_event=on_event) as client:
+        with client.lock("job") as lease:
+            transaction.release_on_commit(lease, connection)
+        assert pending == ["the transaction that releases job is still open"]
+        engine = probe.core(client).engine()
+        for _ in range(6):
+            with pytest.raises(TransactionOpen):
+                run_sync(engine.release(lease._claim, time.monotonic() + 20))
+        assert client.lock("other").acquire().release(), "the breaker is closed"
+        connection.commit()
+        wait_until(lambda: not client.inspect())
+
+
+VANISHING_GRANT = """
+create procedure {s}.lh_can_admit_v1(
+    _namespace varbinary(255), _name varbinary(255), _mode varbinary(16), out _fits boolean, out _free_slot integer
+)
+begin
+    declare _queued boolean;
+    select not exists (select 1 from lh_grant where namespace = _namespace and name = _name), 0 into _fits, _free_slot;
+    select exists (select 1 from lh_queue where namespace = _namespace and name = _name) into _queued;
+    if _queued then
+        delete from lh_grant where namespace = _namespace and name = _name and state = 2;
+    end if;
+end
+"""
+
+
+def test_grant_that_a_commit_removes_between_two_reads_is_no_error(client, mysql) -> None:
+    """The commit does not lock the bucket. Here the check of whether a name is free still finds the grant, and the next
+    statement of a waiter that joins the queue does not: the attempt once failed then."""
+    lease = client.lock("job").acquire()
+    mysql.ask("drop procedure {s}.lh_can_admit_v1")
+    mysql.ask(VANISHING_GRANT)
+    with Client(mysql.url(), namespace="it's: %s") as other:
+        assert other.lock("job", wait=60).acquire().release()
+    lease.release()
+
+
+def test_release_without_procedures_cannot_be_part_of_a_transaction(connection, mysql) -> None:
+    refused = pytest.raises(Unsupported, match="procedures=no")
+    with Client(mysql.url(procedures="no")) as client, client.lock("job") as lease, refused:
+        transaction.release_on_commit(lease, connection)
+
+
+def test_break_waits_for_a_transaction_that_is_to_release(client, connection, mysql) -> None:
+    lease = client.lock("job").acquire()
+    transaction.check(lease, connection)
+    transaction.release_on_commit(lease, connection)
+    with Client(mysql.url(), namespace="it's: %s", call_timeout=1.2) as operator:
+        with pytest.raises(Unavailable):
+            operator.break_lock("job", token=lease.token)
+        connection.commit()
+        assert not operator.break_lock("job", token=lease.token)
     assert not lease.release()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
+from harness.servers.proxy import ProxiedConnection, Proxy
 from leasehold import Client, NotAcquired
 from leasehold.runtime.base import run_sync
 from tests.support import probe
@@ -22,6 +25,43 @@ def listener_of(client: Client, other: Client, name: str = "met"):
     return listener
 
 
+class SharingProxy(Proxy):
+    """Greets clients as a proxy does that hands calls to other sessions: with its own connection ids, and perhaps
+    without offering several statements in one request."""
+
+    multi_statements = True
+
+    def _send(self, connection: ProxiedConnection, side: socket.socket, data: bytes) -> None:
+        if side is connection.server_side and data[3:5] == b"\0\x0a":  # the first packet, and the protocol's version
+            greeting, start = bytearray(data), data.index(b"\0", 5) + 1
+            greeting[start : start + 4] = b"\xff\xff\xff\0"  # the connection id
+            if not self.multi_statements:
+                greeting[start + 18] &= 0xFE  # behind 9 bytes of salt, 2 of capabilities, the character set, the status
+            data = bytes(greeting)
+        super()._send(connection, side, data)
+
+
+@pytest.mark.parametrize("multi_statements", [True, False])
+def test_client_polls_behind_a_proxy_that_shares_sessions(mysql, multi_statements) -> None:
+    with (
+        closing(SharingProxy(mysql.server.port)) as proxy,
+        Client(mysql.url()) as other,
+        Client(mysql.url(port=proxy.port)) as client,
+    ):
+        requests: list[bytes] = []
+        proxy.multi_statements = multi_statements
+        proxy.watch = lambda from_client, data: requests.append(data) if from_client else None
+        held = other.lock("job", ttl=60).acquire()
+        with pytest.raises(NotAcquired):
+            client.lock("job", wait=0.5).acquire()
+        assert not client.traits.push
+        held.release()
+        with client.lock("job", wait=60) as lease:
+            assert lease.held
+    assert any(b"; select connection_id()" in each for each in requests) is multi_statements
+
+
+@pytest.mark.extended
 def test_releases_that_wake_one_client_do_not_delay_each_other(mysql) -> None:
     """If two sessions kill one SLEEP(), MariaDB delays the second by 2 s, and with it all sleeping sessions."""
     with Client(mysql.url(), call_timeout=30) as first:

@@ -56,7 +56,7 @@ def test_plan_made_for_small_tables_reads_few_rows_when_they_grow(database, make
     def queue(first: int, last: int) -> None:
         insert_grants(database, first, last, 2**60)
         database.ask(
-            "insert into {s}.lh_queue select '', 'held-' || n, mod(n, 1024), 'lock', 1, '', 0 "
+            "insert into {s}.lh_queue select '', 'held-' || n, mod(n, 1024), 'lock', 1, '', 0, false "
             "from generate_series(%s::bigint, %s) n",
             *(first, last),
         )

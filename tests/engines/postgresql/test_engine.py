@@ -10,6 +10,7 @@ from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError
 from leasehold.config import EngineConfig
 from leasehold.engines.postgresql.url import parse_url
+from leasehold.model import Busy, Grant
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,32 @@ def test_host_from_the_environment_is_resolved_by_the_client(database, monkeypat
     with Client("postgresql://postgres@/postgres") as client:
         client.ping()
     assert "localhost" in hosts
+
+
+def test_only_commits_that_promise_something_wait_for_the_disk(database, make_driver) -> None:
+    """A deferred trigger records the setting of each transaction that changes a grant or a waiter, as it commits."""
+    first, second, third = (make_driver(database.url()) for _ in range(3))
+    held = first.acquire(first.claim())
+    database.ask("create table {s}.seen (setting text)")
+    database.ask(
+        "create function {s}.see() returns trigger language plpgsql as "
+        "$$ begin insert into {s}.seen values (current_setting('synchronous_commit')); return null; end $$"
+    )
+    for table in ("lh_grant", "lh_waiter"):
+        trigger = f"create constraint trigger see after insert or update or delete on {{s}}.{table}"
+        database.ask(f"{trigger} deferrable initially deferred for each row execute function {{s}}.see()")
+
+    def settings_seen() -> set[str]:
+        return {setting for (setting,) in database.ask("delete from {s}.seen returning setting")}
+
+    waiting, behind = second.claim(queue=True), third.claim(queue=True)
+    for driver, claim in ((second, waiting), (third, behind), (second, waiting)):  # joins, and stays
+        assert isinstance(driver.attempt(claim), Busy)
+        assert settings_seen() == {"off"}
+    assert first.release(held)
+    assert settings_seen() == {"on"}
+    assert isinstance(second.attempt(waiting), Grant)
+    assert settings_seen() == {"on"}
 
 
 def test_durable_no_applies_to_all_commits_of_that_client_alone(database) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from harness.servers.process import scratch
+from harness.servers.folders import scratch
 from harness.servers.proxy import Proxy
 from leasehold import Client, Unavailable
 from leasehold.core.names import bucket
@@ -213,7 +213,7 @@ def test_waiters_survive_a_deadlock_with_a_foreign_transaction(database, wait_un
                     session.execute(lock, (bucket(second),))
                     began = time.monotonic()
                     # At once: later the waiters attempt again, too, and the server may abort that call instead.
-                    probe.watchdog(client)._next_heartbeat_at = 0.0
+                    probe.make_heartbeat_due(client)
                     probe.watchdog(client).wake_by(0.0)
                     wait_until(lambda: _is_blocked(database, "lh_heartbeat"), 20)
                     session.execute(lock, (bucket(first),))

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from harness.rigs.postgresql import pooler
-from leasehold import Client, ConfigError
+from leasehold import Client, ConfigError, transaction
 from leasehold.engines.postgresql import connect
 from leasehold.testing.conformance.suite import Absent
 from tests.support.timing import check_elapsed
@@ -38,6 +38,20 @@ def test_waiters_are_woken_with_a_direct_listen_url(database, port, wait_until) 
         thread.join(30)
         check_elapsed(began, 1.5)
         assert got[0].release()
+
+
+def test_commit_through_the_pooler_releases_the_lease(database, port) -> None:
+    pooled = database.server.url(port=port)
+    with Client(database.url()) as client:
+        with client.lock("job") as lease, psycopg.connect(pooled, prepare_threshold=None) as connection:
+            transaction.release_on_commit(lease, connection)
+            assert client.lock("job").locked()
+            connection.commit()
+            assert not client.lock("job").locked()
+        with client.lock("job") as lease, psycopg.connect(pooled, autocommit=True) as connection:
+            with pytest.raises(ConfigError, match="not in a transaction"):
+                transaction.release_on_commit(lease, connection)
+            lease.verify()
 
 
 def test_pooler_without_a_listen_url_is_detected(database, port, caplog) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, Unsupported, transaction
 from leasehold.core.names import bucket
+from leasehold.engines.postgresql import schema as postgresql_schema
 from tests.support import probe
 from tests.support.timing import check_elapsed
 
@@ -105,6 +107,83 @@ def test_renewals_continue_while_the_transaction_is_open(client, connection) -> 
         lease.renew(ttl=60)
         assert lease.remaining > 50
         transaction.check(lease, connection)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+def test_release_on_commit_needs_read_committed(client, connection, level) -> None:
+    connection.isolation_level = psycopg.IsolationLevel[level]
+    with client.lock("job") as lease:
+        with connection.transaction(), pytest.raises(ConfigError, match="READ COMMITTED"):
+            transaction.release_on_commit(lease, connection)
+        lease.verify()
+
+
+def test_snapshot_older_than_the_lease_is_not_a_loss(client, connection) -> None:
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with connection.transaction():
+        connection.execute("select 1")  # takes the snapshot
+        with client.lock("job") as lease:
+            with pytest.raises(ConfigError, match="began before the lock"):
+                transaction.check(lease, connection)
+            assert lease.held
+
+
+@pytest.mark.parametrize("call", [transaction.check, transaction.release_on_commit])
+def test_other_database_with_the_same_schema_is_refused(client, database, call) -> None:
+    database.server.ask("create database other_database")
+    try:
+        with psycopg.connect(database.server.url(), dbname="other_database") as elsewhere:
+            elsewhere.execute(postgresql_schema.text(database.schema).encode())
+            elsewhere.commit()
+            with client.lock("job") as lease:
+                with pytest.raises(ConfigError, match="another database"):
+                    call(lease, elsewhere)
+                lease.verify()
+    finally:
+        database.server.ask("drop database other_database")
+
+
+def test_commit_of_a_release_does_not_wait_for_renewals(client, connection, database) -> None:
+    """The commit locks the rows of all its leases, and a renewal those of its batch: each may have one the other needs.
+    Here the renewal is a transaction that has one row, and then takes the other."""
+    first, second = client.lock("first").acquire(), client.lock("second").acquire()
+    transaction.release_on_commit(second, connection)
+    transaction.release_on_commit(first, connection)
+    renew = f'update "{database.schema}".lh_grant set until = until + 1 where name = %s'
+    with database.server.connect() as renewal, ThreadPoolExecutor() as pool:
+        with renewal.transaction():
+            renewal.execute(renew, ("first",))
+            committed = pool.submit(connection.commit)
+            with pytest.raises(TimeoutError):
+                committed.result(0.2)
+            renewal.execute("set local lock_timeout = '20s'")
+            renewal.execute(renew, ("second",))
+        committed.result(60)
+    assert not client.inspect()
+    assert not first.release()
+    assert not second.release()
+
+
+def test_commit_locks_the_buckets_of_its_leases_in_order(client, connection, database, wait_until) -> None:
+    """Otherwise two commits could each have a bucket that the other needs."""
+    names = sorted(map(str, range(8)), key=bucket, reverse=True)
+    leases = [client.lock(name).acquire() for name in names]
+    for lease in leases:
+        transaction.release_on_commit(lease, connection)
+    buckets = f'select 1 from "{database.schema}".lh_bucket where bucket = %s for update nowait'
+    backend = connection.info.backend_pid
+    waiting = "select 1 from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+    with database.server.connect() as session, ThreadPoolExecutor() as pool:
+        with session.transaction():
+            session.execute(buckets, (bucket(names[-1]),))
+            committed = pool.submit(connection.commit)
+            wait_until(lambda: database.ask(waiting, backend))
+            for name in names[:-1]:
+                session.execute(buckets, (bucket(name),))
+        committed.result(60)
+    assert not client.inspect()
+    for lease in leases:
+        lease.release()
 
 
 @pytest.mark.parametrize("renewed", [False, True])

@@ -228,7 +228,7 @@ def test_repeated_release_cannot_tell_and_raises_no_loss(server, caplog) -> None
     proxy = Proxy(server.port)
 
     def restore_after_release() -> None:
-        poll(lambda: any(connection.lossy for connection in proxy._connections), 10, lambda: "the reply is lost")
+        poll(lambda: proxy.has_lost_bytes, 10, lambda: "the reply is lost")
         proxy.restore()
 
     try:

@@ -108,7 +108,8 @@ class ModelComparison:
         self.write_clock()
         for key in KEYS[1:]:
             end = self.connection.ask("PEXPIRETIME", key)
-            assert end != -1, f"{key} would never expire"
+            keeps_limit = key == KEYS[1] and self.state is not None and self.state.limit_set
+            assert (end == -1) == keeps_limit, f"{key}: PEXPIRETIME {end}"
             if 0 < end <= self.now * 1000:
                 self.connection.ask("DEL", key)
 
@@ -148,7 +149,7 @@ class ModelComparison:
             answer = verb(state, context)
         except Mismatch as error:
             answer = str(error), []
-        self.state = None if state.empty else state
+        self.state = None if state.empty and not state.limit_set else state
         return answer
 
     def attempt(self, claim: Claim):
@@ -202,6 +203,7 @@ attempts = st.tuples(st.just("attempt"), id_hashes, st.just(True), shapes, st.sa
 renewal = st.tuples(id_hashes, st.sampled_from([True, True, False]), st.sampled_from([1.0, 10.0, 10.0]))
 renewals = st.tuples(st.just("renew"), st.one_of(st.tuples(renewal), st.lists(renewal, min_size=1, max_size=3)))
 time_steps = st.tuples(st.just("pass"), st.sampled_from([0.5, 0.5, 1.0, 2.5, 3.0, 4.0, 8.0, 14.5, 16.0]))
+limits = st.tuples(st.just("set_limit"), st.sampled_from([None, 1, 2, 3]))
 steps = st.lists(
     st.one_of(
         attempts,
@@ -211,6 +213,7 @@ steps = st.lists(
         renewals,
         st.tuples(st.just("release"), id_hashes, st.booleans(), st.sampled_from([True, True, False])),
         st.tuples(st.just("break"), id_hashes),
+        limits,
         st.tuples(st.just("decline"), id_hashes, st.sampled_from([True, True, False])),
         time_steps,
         time_steps,
@@ -243,6 +246,7 @@ def check_agreement(kind: str, data, comparison: ModelComparison) -> None:
     for step in data.draw(steps):
         run_both(comparison, step, tokens, kind, data)
         comparison.check_inspect()
+    run_both(comparison, ("set_limit", None), tokens, kind, data)
     # Without further calls, only the counter remains.
     comparison.advance_clock(1000.0)
     assert set(comparison.connection.ask("KEYS", "*")) <= {b"clock", KEYS[0].encode()}
@@ -307,6 +311,9 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         expected, notifications = comparison.run_model(
             lambda state, context: state.release(context, id_hash, keep, held)
         )
+    elif what == "set_limit":
+        actual = bool(comparison.connection.send(comparison.requests.set_limit(comparison.name, args[0])))
+        expected, notifications = comparison.run_model(lambda state, context: state.set_limit(context, args[0]))
     elif what == "decline":
         id_hash, own = args
         client = id_hash if own else ID_HASHES[0]
@@ -404,7 +411,7 @@ def test_passed_over_waiter_returns_ahead_of_the_head(comparison: ModelCompariso
     assert tokens.keys() == {holder, first}
 
 
-HOLDER, FIRST, SECOND, THIRD = ID_HASHES[:4]
+HOLDER, FIRST, SECOND, THIRD, LAST = ID_HASHES
 LATE_WAITERS = [  # the server scans the waiters 15 s after FIRST joined: a second before the others' heartbeats end
     *[("attempt", id_hash, True, {}, 17.0) for id_hash in (HOLDER, FIRST)],
     ("pass", 1.0),
@@ -446,6 +453,64 @@ HAND_OFFS = {
 def test_hand_off_agrees_with_the_model_on_known_histories(history: str, comparison: ModelComparison) -> None:
     comparison.reset()
     for step in [*LATE_WAITERS, *HAND_OFFS[history], RELEASE, ("release", FIRST, True, True)]:
+        run_both(comparison, step, {}, "lock", None)
+        comparison.check_inspect()
+
+
+JOIN = ("attempt", LAST, True, {}, 10.0)
+CLAIM = ("attempt", FIRST, True, {}, 10.0)
+ONLY_FIRST_WAITS = (("release", SECOND, True, True), ("release", THIRD, True, True))
+JOINS = {
+    "a queue": [JOIN],
+    "a queue, twice": [JOIN, JOIN],
+    "behind a reservation": [RELEASE, JOIN, CLAIM],
+    "behind a reservation whose client is gone": [RELEASE, ("unreachable", FIRST), JOIN],
+    "as the head": [*ONLY_FIRST_WAITS, RELEASE, CLAIM, JOIN],
+    "as the head behind a reservation": [*ONLY_FIRST_WAITS, RELEASE, ("pass", 0.5), JOIN, CLAIM, ("pass", 40.0)],
+    "as the head behind a reservation whose client is gone": [
+        *(*ONLY_FIRST_WAITS, RELEASE, ("unreachable", FIRST), JOIN),
+    ],
+    "behind a head whose client is gone": [("unreachable", FIRST), JOIN],
+    "behind a dead head": [
+        *(("pass", 5.0), HEARTBEATS, ("attempt", HOLDER, True, {}, 30.0), ("pass", 9.0)),
+        *(("renew", [(SECOND, False, 0.0), (THIRD, False, 0.0)]), ("pass", 6.5), JOIN),
+    ],
+    "ahead of a claim that was passed over": [
+        *(*ONLY_FIRST_WAITS, ("unreachable", FIRST), ("attempt", LAST, False, {}, 10.0), JOIN),
+        *(("attempt", THIRD, True, {}, 10.0), ("hears", FIRST), CLAIM),
+    ],
+    "when it is time to scan the waiters": [
+        *(("attempt", HOLDER, True, {}, 30.0), ("pass", 5.0), ("renew", [(FIRST, False, 0.0), (THIRD, False, 0.0)])),
+        *(("pass", 10.5), JOIN),
+    ],
+    "when the grant is over": [("pass", 8.0), HEARTBEATS, ("pass", 6.5), HEARTBEATS, ("pass", 2.0), JOIN],
+    "after a try": [("attempt", LAST, False, {}, 10.0), JOIN],
+    "of a lock where readers share it": [
+        *(("release", id_hash, True, True) for id_hash in (FIRST, SECOND, THIRD, HOLDER)),
+        *(("attempt", id_hash, True, {"mode": "shared"}, 10.0) for id_hash in (HOLDER, FIRST)),
+        *(("attempt", SECOND, True, {}, 10.0), ("release", FIRST, True, True), ("release", SECOND, True, True)),
+        *(("attempt", LAST, True, {"mode": "shared"}, 10.0), ("attempt", FIRST, True, {"mode": "shared"}, 10.0)),
+        *(("attempt", SECOND, True, {}, 10.0), ("attempt", THIRD, True, {"mode": "shared"}, 10.0)),
+    ],
+    "of a semaphore": [
+        *(("release", id_hash, True, True) for id_hash in (FIRST, SECOND, THIRD, HOLDER)),
+        *(("attempt", id_hash, True, {"kind": "semaphore", "limit": 2}, 10.0) for id_hash in (HOLDER, FIRST, SECOND)),
+        *(JOIN, ("release", FIRST, True, True), ("release", SECOND, True, True), JOIN),
+        ("attempt", LAST, True, {"kind": "semaphore", "limit": 2}, 10.0),
+    ],
+    "as a semaphore": [("attempt", LAST, True, {"kind": "semaphore", "limit": 2}, 10.0)],
+    "to share": [("attempt", LAST, True, {"mode": "shared"}, 10.0)],
+    "with a delay": [("attempt", LAST, True, {"delay": 2.0}, 10.0), RELEASE, CLAIM, *ONLY_FIRST_WAITS],
+    "with min_hold": [("attempt", LAST, True, {"min_hold": 4.0}, 10.0)],
+    "without a subscription": [("unreachable", LAST), JOIN],
+}
+
+
+@pytest.mark.parametrize("history", JOINS)
+def test_join_agrees_with_the_model_on_known_histories(history: str, comparison: ModelComparison) -> None:
+    comparison.reset()
+    ends = [RELEASE, CLAIM, ("release", FIRST, True, True), JOIN, ("release", SECOND, True, True), JOIN]
+    for step in [*LATE_WAITERS, *JOINS[history], *ends]:
         run_both(comparison, step, {}, "lock", None)
         comparison.check_inspect()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-import socket
 import threading
 import time
 import traceback
@@ -14,12 +13,11 @@ import pytest
 
 from harness.rigs.redis import RedisRig
 from harness.servers.process import poll
-from harness.servers.redis import RedisServer
 from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import health, probe
 from tests.support.paths import ROOT
-from tests.support.redis_servers import remaining_keys, url, wait_until_queued
+from tests.support.redis_servers import TlsServer, remaining_keys, url, wait_until_queued
 from tests.support.timing import check_elapsed
 
 PASSWORD = "pa:ss/w@rd?%"
@@ -33,16 +31,6 @@ PAGE = ROOT / "docs" / "guarantees" / "redis.md"
 
 # The permissions that the page documents: what follows the password in its ACL command.
 RIGHTS = PAGE.read_text().partition("ACL SETUSER locks on >password")[2].partition("```")[0]
-
-
-class TlsServer(RedisServer):
-    def command(self):
-        plain = super().command()
-        return [*plain, "--port", "0", "--tls-port", str(self.port)]
-
-    def ready(self) -> bool:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5):
-            return True
 
 
 # ------------------------------------------------------------------- passwords
@@ -84,14 +72,19 @@ def test_user_with_documented_permissions_can_use_every_call(start_redis) -> Non
     with Client(url) as one, Client(url) as other:
         lease = one.lock("job", ttl=60, delay=0.1).acquire()
         assert other.lock("job").try_acquire() is None
-        waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
-        waiter.start()
-        while not any(holding.state == "waiting" for holding in one.inspect()):
-            continue
-        lease.renew()
-        server.ask("SCRIPT", "FLUSH")
-        assert one.break_lock("job", token=lease.token)
-        waiter.join(20)
+        end_lease = (lease.release, lambda: one.break_lock("job", token=lease.token))
+        for end in end_lease:
+            waiter = threading.Thread(target=lambda: other.lock("job", wait=20).acquire().release())
+            waiter.start()
+            while not any(holding.state == "waiting" for holding in one.inspect()):
+                continue
+            lease.renew()
+            server.ask("SCRIPT", "FLUSH")
+            assert end()
+            waiter.join(20)
+            lease = one.lock("job", ttl=60, delay=0.1).acquire(wait=20)
+        lease.release()
+        assert health.probe(url).up
         with one.semaphore("pool", 2), other.semaphore("pool", 2):
             pass
         with one.rwlock("page").read(), other.rwlock("page").read():

@@ -29,7 +29,7 @@ from leasehold.testing.conformance.suite import rig_or_skip
         ("redis://", "localhost:6379"),
         ("redis://example.org", "example.org:6379"),
         ("redis://example.org:7000/3", "example.org:7000"),
-        ("redis://user:secret@[::1]:7000/", "::1:7000"),
+        ("redis://user:secret@[::1]:7000/", "[::1]:7000"),
         ("rediss://example.org", "example.org:6379"),
         ("redis+unix:///run/redis.sock", "/run/redis.sock"),
         ("redis+unix:///run/a%20b.sock?db=2", "/run/a b.sock"),

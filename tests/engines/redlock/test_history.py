@@ -48,6 +48,7 @@ def contend(child, seconds: float, seed: int, processes: int) -> None:
         nodes.close()
 
 
+@pytest.mark.extended
 def test_history_is_valid_while_nodes_are_killed_and_paused(child) -> None:
     contend(child, 5, seed=1, processes=4)
 

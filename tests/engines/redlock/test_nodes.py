@@ -25,7 +25,7 @@ from tests.support.timing import check_elapsed
     ("url", "expected_addresses"),
     [
         ("redlock://a,b,c", ["a:6379", "b:6379", "c:6379"]),
-        ("redlock://user:secret@a:1,b:2,[::1]:3/4", ["a:1", "b:2", "::1:3"]),
+        ("redlock://user:secret@a:1,b:2,[::1]:3/4", ["a:1", "b:2", "[::1]:3"]),
         ("redlock://:secret@a,a:1,b,c,d?tls=yes&allow_eviction=yes", ["a:6379", "a:1", "b:6379", "c:6379", "d:6379"]),
     ],
 )

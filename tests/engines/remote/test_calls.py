@@ -22,15 +22,18 @@ def test_tasks_that_call_at_once_share_requests(start_server):
     gate = threading.Event()
 
     def script(call):
+        if call["do"] != "attempt":
+            return free_engine(call)
         gate.wait(30)
-        name = call["claim"]["name"]
-        return {"grant": [int(name), 30.0, None]} if call["do"] == "attempt" else free_engine(call)
+        return {"grant": [int(call["claim"]["name"]), 60.0, None]}
 
     server = start_server(script)
 
     async def run():
         async with AsyncClient(url_of(server), call_timeout=60) as client:
-            tasks = [asyncio.create_task(client.lock(str(number), ttl=60).acquire(wait=0)) for number in range(1, 301)]
+            tasks = [
+                asyncio.create_task(client.lock(str(number), ttl=3600).acquire(wait=0)) for number in range(1, 301)
+            ]
             while len(server.calls) < 8:
                 await asyncio.sleep(0.01)
             gate.set()

@@ -1,5 +1,6 @@
 """Lists of locks come in pages: complete and in order, and no server can make a client take much memory."""
 
+import asyncio
 import tracemalloc
 from unittest import mock
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold import Unavailable
+from leasehold import AsyncClient, Unavailable
 from leasehold.engines.remote import engine, wire
 from leasehold.engines.remote.parsing import MAX_BODY
 from leasehold.model import Holder, Holding
@@ -55,7 +56,17 @@ def test_client_asks_for_the_next_page_until_there_is_none(driver, start_server)
     assert len(listing(driver.open(server))) == 6
     asked = [call for call in server.calls if call["do"] == "inspect"]
     assert [call.get("after") for call in asked] == [None, ["a", 2], ["a", 4]]
-    assert all(call["pages"] is True for call in asked)
+
+
+def test_lists_that_wait_for_a_connection_are_sent_one_by_one(start_lock_server):
+    """A server refuses a request with two lists: the answer could be longer than a client accepts."""
+    server = start_lock_server()
+
+    async def run():
+        async with AsyncClient(f"http://127.0.0.1:{server.port}", call_timeout=60) as client, client.lock("a"):
+            return await asyncio.gather(*[client.inspect() for _ in range(30)])
+
+    assert [[each.name for each in found] for found in asyncio.run(run())] == [["a"]] * 30
 
 
 def test_list_that_does_not_end_is_unavailable(driver, start_server):

@@ -1,5 +1,6 @@
 """API keys and certificates: who may call a server, and that the key appears nowhere else."""
 
+import json
 import logging
 import pickle
 import socket
@@ -69,6 +70,20 @@ def test_call_without_right_or_key_is_denied(protected, monkeypatch):
         with pytest.raises(AccessDenied):
             client.break_lock("orders/1", token=lease.token)
         assert lease.held
+
+
+def test_denied_attempt_is_not_followed_by_releases(start_lock_server, monkeypatch, tmp_path):
+    """The client released what it had not got: a hundred requests, each in the audit log, until its time was over."""
+    keys, audit = tmp_path / "keys.toml", tmp_path / "audit.log"
+    monkeypatch.setenv(API_KEY_VARIABLE, create_key(keys, "reader", "read:shop:"))
+    server = start_lock_server("memory://", "--keys", str(keys), "--audit-file", str(audit))
+    with Client(f"http://127.0.0.1:{server.port}", namespace="shop") as client:
+        for wait in (0, 5):
+            with pytest.raises(AccessDenied):
+                client.lock("orders/1").acquire(wait=wait)
+    server.stop()  # a record may be written after the answer
+    denied = [record for record in map(json.loads, audit.read_text().splitlines()) if record["action"] == "denied"]
+    assert len(denied) == 2
 
 
 def test_key_with_the_documented_right_can_use_every_call_of_a_lock(start_lock_server, monkeypatch, tmp_path):

@@ -348,3 +348,19 @@ def test_slow_answer_makes_the_next_share_longer(driver, pair):
     assert isinstance(driver.attempt(driver.claim(), seconds=1.0), Grant), "the other server still gets its turn"
     assert time.monotonic() - began >= 0.6
     assert driver.servers.last_answer < 0.2
+
+
+def test_slow_server_behind_a_silent_one_has_its_turn_in_the_next_call(driver, pair):
+    """After a slow answer the silent server gets nine tenths of a call, again and again if each call begins with it."""
+
+    def slow(call):
+        time.sleep(0.3)  # pause: a slow server
+        return free_engine(call)
+
+    driver.open(*pair)
+    driver.servers.last_answer = 1.0
+    pair[0].script, pair[1].script = refusing(SILENT), slow
+    with pytest.raises(Unavailable):
+        driver.attempt(driver.claim(), seconds=1.0)
+    assert isinstance(driver.attempt(driver.claim(), seconds=60.0), Grant)
+    assert len(pair[0].calls) == 1

@@ -58,6 +58,7 @@ def test_handoff_costs_two_calls_however_long_the_queue(sql, wait_until, waiters
     assert listen_calls <= 1.1 * waiters + 2 + unprompted
 
 
+@pytest.mark.extended
 def test_many_tasks_use_no_more_connections_than_promised(sql) -> None:
     async def main() -> None:
         async with AsyncClient(sql.named_url("crowd"), call_timeout=30) as client:

@@ -36,6 +36,7 @@ def claim(id_hash: str, **fields) -> Claim:
 id_hashes = st.sampled_from(ID_HASHES)
 shapes = st.sampled_from([{}, {}, {"mode": "shared"}, {"delay": 2.0}, {"min_hold": 4.0}, {"min_hold": 4.0}])
 semaphores = st.sampled_from([{"kind": "semaphore", "limit": 2, "mode": "exclusive"}])
+limits = st.tuples(st.just("set_limit"), st.sampled_from([None, 1, 2, 3]))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("attempt"), id_hashes, st.booleans(), shapes, st.sampled_from([1.0, 10.0])),
@@ -43,6 +44,7 @@ steps = st.lists(
         st.tuples(st.just("renew"), id_hashes, st.booleans()),
         st.tuples(st.just("release"), id_hashes, st.booleans(), st.booleans()),
         st.tuples(st.just("break"), id_hashes),
+        limits,
         st.tuples(st.just("decline"), id_hashes, id_hashes),
         st.tuples(st.just("decline"), id_hashes.map(lambda id_hash: (id_hash, id_hash))).map(lambda s: (s[0], *s[1])),
         st.tuples(st.just("look")),
@@ -64,7 +66,7 @@ HISTORIES = {
         *(*QUEUE_OF_THREE, ("release", "a", True, True), ("decline", "b", "c"), ("decline", "b", "b")),
         *(("decline", "b", "b"), attempt_step("b"), attempt_step("c"), ("decline", "c", "c"), attempt_step("b")),
     ),
-    "a turn nobody takes lapses, and its owner comes back": (
+    "a reservation that is not claimed expires, and its waiter returns": (
         *(
             *QUEUE_OF_THREE,
             ("release", "a", True, True),
@@ -75,7 +77,7 @@ HISTORIES = {
         ),
         *(attempt_step("b"), ("pass", 5.0), attempt_step("c")),
     ),
-    "the head is told again when its time comes sooner": (
+    "the head is notified again when its time comes sooner": (
         *(
             attempt_step("a", mode="shared"),
             attempt_step("b", mode="shared", ttl=1.0),
@@ -90,7 +92,7 @@ HISTORIES = {
             ("look",),
         ),
     ),
-    "the next in line looks whether somebody given a turn is there": (
+    "the next attempt passes over a waiter that cannot be reached": (
         *(
             *QUEUE_OF_THREE,
             ("release", "a", True, True),
@@ -124,7 +126,7 @@ HISTORIES = {
         ),
         *(("look",), attempt_step("b")),
     ),
-    "a delay after a lapse": (
+    "a delay after an expiry": (
         *(
             attempt_step("a", ttl=1.0, delay=2.0),
             attempt_step("b"),
@@ -143,7 +145,7 @@ HISTORIES = {
         ("pass", 5.0),
         attempt_step("b"),
     ),
-    "a stray release ends no grant, but a turn": (
+    "the release of an unknown claim ends no grant, but a reservation": (
         *(
             *QUEUE_OF_THREE,
             ("release", "a", True, False),
@@ -168,6 +170,85 @@ HISTORIES = {
     "a reservation is claimed for less than the head's re-check": (
         *(*QUEUE_OF_THREE, ("release", "a", True, True), attempt_step("b", ttl=0.5), ("pass", 0.75), ("look",)),
         attempt_step("c"),
+    ),
+    "a claim joins while a reservation's client is gone": (
+        *(*QUEUE_OF_THREE, ("release", "a", True, True), ("unreachable", "b"), attempt_step("d"), attempt_step("c")),
+        *(("hears", "b"), attempt_step("b"), ("release", "c", True, True), attempt_step("b")),
+    ),
+    "a claim joins while the head's client is gone": (
+        *(*QUEUE_OF_THREE, ("unreachable", "b"), attempt_step("d"), ("release", "a", True, True), attempt_step("c")),
+        attempt_step("d"),
+    ),
+    "a claim joins behind a dead head": (
+        *(*QUEUE_OF_THREE, ("pass", 5.0), ("renew", "a", True), ("pass", 5.0), ("renew", "a", True)),
+        *(("renew", "c", False), ("pass", 5.0), attempt_step("d"), ("release", "a", True, True), attempt_step("c")),
+    ),
+    "a claim joins when only passed-over ones are queued": (
+        *(
+            attempt_step("a"),
+            attempt_step("b"),
+            ("unreachable", "b"),
+            attempt_step("c", queue=False),
+            attempt_step("d"),
+            attempt_step("e"),
+        ),
+        *(("hears", "b"), attempt_step("b"), ("release", "a", True, True), attempt_step("b"), attempt_step("d")),
+    ),
+    "a claim becomes the head behind a reservation": (
+        *(attempt_step("a"), attempt_step("b"), ("release", "a", True, True), ("pass", 0.5), attempt_step("c")),
+        *(attempt_step("b"), attempt_step("d"), ("release", "b", True, True), attempt_step("c"), attempt_step("b")),
+    ),
+    "the head's re-check comes sooner when another joins": (
+        *(attempt_step("a"), attempt_step("b"), attempt_step("c"), ("release", "a", True, True), ("pass", 2.5)),
+        *(attempt_step("d"), ("pass", 0.5), attempt_step("e"), attempt_step("c")),
+    ),
+    "the grant ends before the head's known re-check": (
+        *(
+            attempt_step("a"),
+            attempt_step("b", ttl=1.0),
+            attempt_step("c"),
+            ("pass", 5.0),
+            ("release", "a", True, True),
+        ),
+        *(attempt_step("b", ttl=0.5), attempt_step("d"), attempt_step("e", ttl=0.5)),
+    ),
+    "a release finds the first waiter dead": (
+        *(*QUEUE_OF_THREE, ("renew", "a", True), ("pass", 5.0), ("renew", "a", True), ("renew", "c", False)),
+        *(("pass", 9.0), ("renew", "a", True), ("pass", 1.0), ("release", "a", True, True), attempt_step("c")),
+    ),
+    "a release finds the first waiter's client gone": (
+        *(*QUEUE_OF_THREE, ("unreachable", "b"), ("release", "a", True, True), attempt_step("c"), attempt_step("b")),
+    ),
+    "a release finds the second waiter dead": (
+        *(*QUEUE_OF_THREE, attempt_step("d"), ("pass", 5.0), ("renew", "a", True), ("renew", "b", False)),
+        *(("renew", "d", False), ("pass", 9.0), ("renew", "a", True), ("pass", 1.0), ("release", "a", True, True)),
+        *(attempt_step("b"), ("release", "b", True, True), attempt_step("d")),
+    ),
+    "a release finds the second waiter's client gone": (
+        *(*QUEUE_OF_THREE, attempt_step("d"), ("unreachable", "c"), ("release", "a", True, True), attempt_step("b")),
+        *(("release", "b", True, True), attempt_step("d"), ("hears", "c"), attempt_step("c")),
+    ),
+    "a release finds one waiter, and another that was passed over": (
+        *(*QUEUE_OF_THREE, ("unreachable", "b"), ("look",), ("release", "a", True, True), attempt_step("c")),
+        *(("hears", "b"), ("release", "c", True, True), attempt_step("b")),
+    ),
+    "a held claim attempts again with a queue behind it": (
+        *(*QUEUE_OF_THREE, attempt_step("a", ttl=1.0), attempt_step("a"), ("release", "a", True, True)),
+        *(attempt_step("b"), attempt_step("b", ttl=1.0), ("release", "b", True, True), attempt_step("c")),
+    ),
+    "a claim joins while the grant cools": (
+        *(attempt_step("a", min_hold=4.0), attempt_step("b"), ("release", "a", True, True), attempt_step("c")),
+        *(("pass", 5.0), attempt_step("d"), attempt_step("b")),
+    ),
+    "a claim joins when the grant is over": (
+        attempt_step("a", ttl=1.0),
+        attempt_step("b"),
+        ("pass", 1.0),
+        attempt_step("c"),
+    ),
+    "a lock is refused where a semaphore is in use": (
+        *(attempt_step(id_hash, kind="semaphore", limit=2) for id_hash in "abc"),
+        *(attempt_step("d"), ("release", "a", True, True), attempt_step("d")),
     ),
     "readers go together, a writer alone": (
         *(
@@ -229,6 +310,7 @@ def run_history(model, history, kind: str, data) -> None:
     for step in history:
         apply_step(model, step, tokens, kind, data)
         model.compare_inspect()
+    apply_step(model, ("set_limit", None), tokens, kind, data)
     # Long after the last call, a sweep leaves no row.
     model.advance_clock(1000.0)
     model.sweep()
@@ -266,6 +348,11 @@ def apply_step(model, step, tokens: dict[str, int], kind: str, data) -> None:
         answer = model.renew(new_claim)
         model.sweep()  # the server's renewal does not advance the queue; the model's does
         assert_agreement(model, answer, lambda lock_state, context: renew_in_model(lock_state, context, new_claim))
+    elif verb == "set_limit":
+        (limit,) = args
+        assert_agreement(
+            model, model.set_limit(limit), lambda lock_state, context: lock_state.set_limit(context, limit)
+        )
     elif verb == "decline":
         id_hash, client = args[0], f"client {args[1]}"
         assert_agreement(

@@ -68,7 +68,7 @@ def test_waiters_and_hand_offs_do_not_wait_for_the_disk(path, levels, wait_until
         waiter = threading.Thread(target=lambda: client.lock("a", wait=60).acquire().release())
         waiter.start()
         wait_until(lambda: [h.state for h in holder.inspect()] == ["held", "waiting"])
-        probe.watchdog(client)._next_heartbeat_at = 0.0
+        probe.make_heartbeat_due(client)
         probe.registry(client).wake_watchdog(0.0)
         held.release()
         waiter.join(60)

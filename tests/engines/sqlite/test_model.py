@@ -9,6 +9,7 @@ import sqlite3
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from weakref import finalize
 
 import pytest
 from hypothesis import given, settings
@@ -39,6 +40,7 @@ class ModelComparison:
     def __post_init__(self) -> None:
         self.boot_clock = BootClock("machine", "boot", "", lambda: self.now, lambda: 0.0)
         self.db = sqlite3.connect(":memory:", isolation_level=None)
+        finalize(self, self.db.close)  # from 3.13 on, Python warns of one that is dropped
         schema.prepare_schema(self.db, ":memory:", self.boot_clock)
         self.db.execute("update lh_meta set ceiling = 1000")
         self.state: LockState | None = None
@@ -57,7 +59,7 @@ class ModelComparison:
             return str(error)
         if not queued:  # rows are scanned for expired waiters only once there is a waiter
             state._next_waiter_scan = self.now + WAITER_TTL
-        self.state = None if state.empty else state
+        self.state = None if state.empty and not state.limit_set else state
         return answer
 
     def run_on_rows(self, verb, id_hash="", kind="lock", limit=1, idle=lambda *_: None):
@@ -109,6 +111,7 @@ shapes = st.sampled_from(
 semaphores = st.sampled_from(
     [{"kind": "semaphore", "limit": 2, "mode": "exclusive", "process_bound": bound} for bound in (False, True)]
 )
+limits = st.tuples(st.just("set_limit"), st.sampled_from([None, 1, 2, 3]))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("attempt"), id_hashes, st.booleans(), shapes, st.sampled_from([1.0, 10.0])),
@@ -116,6 +119,7 @@ steps = st.lists(
         st.tuples(st.just("renew"), id_hashes, st.booleans()),
         st.tuples(st.just("release"), id_hashes, st.booleans()),
         st.tuples(st.just("break"), id_hashes),
+        limits,
         st.tuples(st.just("look")),
         st.tuples(st.just("decline"), id_hashes),
         st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 3.0, 5.0, 16.0])),
@@ -136,6 +140,7 @@ def test_row_lock_state_agrees_with_the_pure_model(kind: str, data) -> None:
     for step in data.draw(steps):
         run_both(comparison, step, tokens, kind, data)
         comparison.check_inspect()
+    run_both(comparison, ("set_limit", None), tokens, kind, data)
     # Long after the last call, a sweep removes every row.
     comparison.now += 1000.0
     comparison.run_on_rows(lambda state, context: state.sweep(context))
@@ -157,6 +162,9 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         assert comparison.run_on_rows(lambda state, context: state.sweep(context)) == comparison.run_model(
             lambda state, context: state.sweep(context)
         )
+    elif what == "set_limit":
+        actual = comparison.run_on_rows(lambda state, context: state.set_limit(context, args[0]))
+        assert actual == comparison.run_model(lambda state, context: state.set_limit(context, args[0]))
     elif what == "decline":
         (id_hash,) = args
         client = f"client {id_hash}"

@@ -397,7 +397,7 @@ def queue_up(path: Path) -> None:
     db = sqlite3.connect(path, isolation_level=None, timeout=5)
     waiter = ("", "a", 0, 7, "0" * 32, "", "label", "host", 1, "", "exclusive", 0.0, 0.0, 1e12)
     db.execute(f"insert into lh_waiter values ({', '.join('?' * 14)})", waiter)
-    db.execute("insert into lh_queue values ('', 'a', 'lock', 1, 1e12, '', 0.0)")
+    db.execute("insert into lh_queue values ('', 'a', 'lock', 1, 1e12, '', 0.0, 0)")
     db.close()
 
 

@@ -103,7 +103,7 @@ SESSION_ID = 7
 
 
 def connected_expiry(timeout: float = 40.0) -> SessionExpiry:
-    expiry = SessionExpiry()
+    expiry = SessionExpiry(DRIFT)
     expiry.on_connected(0.0, timeout, SESSION_ID)
     return expiry
 

@@ -156,6 +156,7 @@ def test_leader_cut_off_from_the_majority_grants_nothing() -> None:
     partition.run("zookeeper")
 
 
+@pytest.mark.extended
 def test_answers_of_a_follower_cut_off_from_the_leader_are_not_trusted(
     partitionable, partitioned_pair, count_waiters, session_of, wait_until, wait_no_majority, monkeypatch
 ) -> None:

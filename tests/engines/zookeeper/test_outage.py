@@ -13,7 +13,8 @@ from contextlib import suppress
 import pytest
 
 from harness.rigs.zookeeper import ZookeeperRig
-from harness.servers.process import free_ports, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import free_ports
 from harness.servers.proxy import Proxy
 from harness.servers.zookeeper import Zookeeper
 from leasehold import AsyncClient, Client, Lease, LeaseLost, LeaseState, NotAcquired, Unavailable
@@ -148,6 +149,7 @@ def test_repeated_release_does_not_take_its_first_try_for_a_break(url, url_of, p
     thread = threading.Thread(target=lambda: answers.append(driver.release(held, 60)))
     thread.start()
     wait_until(lambda: isinstance(other.attempt(other.claim()), Grant), 30)
+    wait_until(lambda: proxy.has_lost_bytes, 30)  # the answer may still be on its way
     proxy.restore()
     thread.join(60)
     assert answers == [None], "False would mean that the lease was broken"

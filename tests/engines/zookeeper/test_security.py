@@ -11,7 +11,8 @@ import pytest
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
 from harness.rigs.zookeeper import ZookeeperRig
-from harness.servers.process import free_ports, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import free_ports
 from harness.servers.zookeeper import Zookeeper
 from leasehold import Client, ConfigError, LeaseLost, Unavailable
 from leasehold.runtime.base import run_sync
@@ -152,6 +153,7 @@ def test_tls_works_with_a_client_certificate(tls_address, certificates) -> None:
 _REFUSED = "cannot connect|did not answer"  # a server may also close the connection without a word
 
 
+@pytest.mark.extended
 def test_health_probe_uses_the_same_tls(tls_address, certificates) -> None:
     tls_options = f"tls=yes&ca={certificates}/ca.pem&cert={certificates}/client.crt&key={certificates}/client.key"
     assert health.probe(f"zookeeper://{tls_address}/a?{tls_options}").up

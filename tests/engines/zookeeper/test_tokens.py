@@ -12,7 +12,8 @@ import time
 import pytest
 
 from harness.rigs.zookeeper import ZookeeperRig
-from harness.servers.process import free_ports, program, scratch
+from harness.servers.folders import scratch
+from harness.servers.process import free_ports, program
 from harness.servers.zookeeper import Zookeeper, class_path
 from leasehold import Client, ConfigError, NotAcquired
 from leasehold.engines.zookeeper import attempt as attempt_module

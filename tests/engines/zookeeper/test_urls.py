@@ -31,7 +31,7 @@ def test_url_is_parsed_into_hosts_chroot_and_session():
 
 def test_url_credentials_become_auth_data_and_acl():
     location = parse("zookeeper://web:p%40ss%2Fw%3Ard@h1,h2/app")
-    assert location.options == {"auth_data": [("digest", "web:p@ss/w:rd")]}
+    assert location.session_options() == {"auth_data": [("digest", "web:p@ss/w:rd")]}
     assert (location.hosts, location.chroot) == ("h1,h2", "/app")
     assert (location.acl[0].id.scheme, location.acl[0].perms) == ("auth", 31), (
         "nodes and parents belong to the user that created them"
@@ -64,7 +64,7 @@ def test_sasl_without_its_package_is_a_config_error(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "puresasl", object())
-    sasl = parse("zookeeper://web:secret@h?sasl=DIGEST-MD5").options["sasl_options"]
+    sasl = parse("zookeeper://web:secret@h?sasl=DIGEST-MD5").session_options()["sasl_options"]
     assert sasl == {"mechanism": "DIGEST-MD5", "service": "zookeeper", "username": "web", "password": "secret"}
     assert parse("zookeeper://h?sasl=GSSAPI&sasl_service=zk").options["sasl_options"]["service"] == "zk"
     monkeypatch.setitem(sys.modules, "puresasl", None)

@@ -22,6 +22,19 @@ PERSISTENT = ["redis", "etcd", "zookeeper", "postgresql", "mysql"]
 ENGINE_STORES = ["redis", "redis+sentinel", "redis+cluster", "etcd", "zookeeper"]  # on the connections of an engine
 SERVERS = [*PERSISTENT, "redis+sentinel", "redis+cluster"]
 KINDS = ["memory", "sqlite", *SERVERS]
+SECOND_TIER = {"redis+sentinel", "redis+cluster"}  # the same store on other connections of the engine
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        params = getattr(item, "callspec", None)
+        if (
+            params
+            and item.path.is_relative_to(Path(__file__).parent)
+            and SECOND_TIER & set(map(str, params.params.values()))
+        ):
+            item.add_marker(pytest.mark.extended)
 
 
 @pytest.fixture
@@ -66,7 +79,7 @@ def key() -> str:
 class StoreRunner:
     """One store in one runtime. Every call is awaited; in blocking mode none suspends."""
 
-    def __init__(self, url: str, mode: str, call_timeout: float = 5.0) -> None:
+    def __init__(self, url: str, mode: str, call_timeout: float) -> None:
         self.mode, self.seconds = mode, call_timeout
         self.client = (Client if mode == "blocking" else AsyncClient)("memory://", call_timeout=call_timeout)
         self.runtime = probe.runtime(self.client)
@@ -103,7 +116,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def open_runner() -> Iterator[Callable[..., StoreRunner]]:
     runners: list[StoreRunner] = []
 
-    def make(url: str, mode: str = "blocking", call_timeout: float = 5.0) -> StoreRunner:
+    def make(url: str, mode: str = "blocking", call_timeout: float = 60.0) -> StoreRunner:
         runners.append(StoreRunner(url, mode, call_timeout))
         return runners[-1]
 

@@ -107,8 +107,9 @@ def shop(server, url_of):
         yield make
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
-    ("size", "kills"), [(6, 2), pytest.param(50, 10, marks=pytest.mark.faults)], ids=["short", "whole"]
+    ("size", "kills"), [(4, 2), pytest.param(50, 10, marks=pytest.mark.faults)], ids=["short", "whole"]
 )
 @pytest.mark.parametrize("kind", first_tier(["postgresql", "mysql", *ENGINE_STORES], ["postgresql", "redis"]))
 def test_effect_happens_exactly_once_when_runners_are_killed(kind, size, kills, shop, url_of, tmp_path, key):
@@ -148,16 +149,16 @@ def test_runner_paused_past_its_lease_is_replaced_and_refused(kind, url_of, tmp_
     arguments = (f"sqlite://{tmp_path}/locks.db?durable=no", url_of(kind), key, 1.0)
     first = Child("sleep", *arguments)
     with children(first):
-        wait_until(lambda: first.inside, 60, "nobody runs it")
+        wait_until(lambda: first.inside, 120, "nobody runs it")
         os.kill(first.process.pid, signal.SIGSTOP)
         second = Child("sleep", *arguments)
         with children(second):
-            wait_until(lambda: second.inside, 60, "nobody takes over")
+            wait_until(lambda: second.inside, 120, "nobody takes over")
             os.kill(first.process.pid, signal.SIGCONT)
             first.process.stdin.close()  # both finish now, the late runner first
-            assert first.end(60) == 0
+            assert first.end(120) == 0
             second.process.stdin.close()
-            assert second.end(60) == 0
+            assert second.end(120) == 0
     assert first.lines[-1] == "refused StaleToken"
     assert second.lines[-1] == f"result {second.process.pid}"
     assert second.runs[0] > first.runs[0]
@@ -172,7 +173,7 @@ FAKETIME = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
 @pytest.mark.parametrize(
     ("kind", "every", "count"),
     [
-        pytest.param("sqlite", 0.25, 8, id="short"),
+        pytest.param("sqlite", 0.25, 8, marks=pytest.mark.extended, id="short"),
         *(pytest.param(kind, 1.0, 30, marks=pytest.mark.faults, id=kind) for kind in ("sqlite", "redis", "postgresql")),
     ],
 )
@@ -190,7 +191,7 @@ def test_tick_runs_once_when_clocks_differ_by_two_seconds(kind, every, count, tm
         for skew in ("+2", "-2", "+1", "-1", "+0")
     ]
     with children(*made):
-        wait_until(lambda: all(child.lines for child in made), 60, "all have started")
+        wait_until(lambda: all(child.lines for child in made), 120, "all have started")
         first = int((time.time() + 3) / every) + 1  # in the future for every clock, even the one that is ahead
         for child in made:
             print(first, file=child.process.stdin, flush=True)

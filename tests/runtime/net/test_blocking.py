@@ -144,3 +144,8 @@ def test_self_pipe_wakes_a_listening_stream(echo) -> None:
     stream.close()
     self_pipe.close()
     self_pipe.set()  # harmless after close()
+
+
+def test_address_is_shown_as_a_url_has_it():
+    addresses = [SocketAddress("::1", 6379), SocketAddress("db", 6379), SocketAddress(path="/run/redis.sock")]
+    assert [str(address) for address in addresses] == ["[::1]:6379", "db:6379", "/run/redis.sock"]
