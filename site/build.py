@@ -11,9 +11,10 @@ import json
 import shutil
 import sys
 import tempfile
-import tomllib
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from packaging.version import Version
 from sphinx.cmd.build import main as sphinx
 
 HERE = Path(__file__).parent
@@ -44,17 +45,16 @@ def stage(folder: Path) -> None:
 
 
 def version() -> str:
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+    """The folder of this version: `dev` if it is no release."""
+    found = Version(installed_version("leasehold"))
+    return "dev" if found.is_devrelease else str(found)
 
 
 def list_versions(output: Path) -> None:
     """Write the list that the menu of every version reads, and a first page that leads to the newest."""
 
-    def order(name: str) -> list[int]:
-        return [int(part) for part in name.split(".")]
-
-    names = sorted((p.parent.name for p in output.glob("*/index.html") if p.parent.name[0].isdigit()), key=order)
-    names.reverse()
+    names = [page.parent.name for page in output.glob("*/index.html")]
+    names.sort(key=lambda name: Version("0" if name == "dev" else name), reverse=True)
     (output / "versions.js").write_text(f"window.LEASEHOLD_VERSIONS = {json.dumps(names)};\n")
     (output / "index.html").write_text(
         f'<!doctype html><meta charset="utf-8"><title>Leasehold</title>'

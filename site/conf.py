@@ -7,11 +7,13 @@ from importlib.metadata import version as installed_version
 from itertools import groupby
 from typing import cast
 
+from packaging.version import Version
 from sphinx.application import Sphinx
 
 project = "Leasehold"
 author = "The Leasehold authors"
-version = release = installed_version("leasehold")
+release = installed_version("leasehold")
+version = "dev" if Version(release).is_devrelease else release
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 include_patterns = [
