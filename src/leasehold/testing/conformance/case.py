@@ -60,9 +60,14 @@ class Case:
         return getattr(self.run, "__name__", repr(self.run))
 
     @property
-    def lets_deadlines_pass(self) -> bool:
-        """Whether ttls and calls must end within seconds. In all other cases they must not end at all."""
-        return self.expires or self.slow or not _DISRUPTIVE.isdisjoint(self.rig)
+    def lets_calls_fail(self) -> bool:
+        """Whether calls without an answer must end within seconds. In all other cases every call is answered."""
+        return not _DISRUPTIVE.isdisjoint(self.rig)
+
+    @property
+    def lets_ttls_pass(self) -> bool:
+        """Whether ttls must end within seconds. In all other cases they must not end at all."""
+        return self.expires or self.slow or self.lets_calls_fail
 
     def unmet_requirement(self, traits: Traits, rig: type[Rig]) -> str | None:
         """Why this case cannot run there: the missing trait or ability; None: it can run."""

@@ -83,10 +83,6 @@ class CaseContext:
         self._seats: list[EngineDriver] = []
         self._background_tasks: list[BackgroundTask[Any]] = []
 
-    def let_deadlines_pass(self) -> None:
-        """For a case in which a ttl or a call ends: seconds that it can wait for."""
-        self.ttl, self.call_timeout = self.rig.ttl, SHORT_CALL
-
     async def traits(self) -> Traits:
         """The engine's traits, read after a first call: some engines know them only then."""
         if self._traits is None:

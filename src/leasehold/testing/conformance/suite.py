@@ -20,7 +20,7 @@ import pytest
 
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.case import CASES, Case
-from leasehold.testing.conformance.context import CaseContext
+from leasehold.testing.conformance.context import SHORT_CALL, CaseContext
 from leasehold.testing.conformance.rig import RUNTIMES, Absent, Rig, RuntimeName, rig_type
 
 if "leasehold.testing.conformance.cases" not in sys.modules:
@@ -33,8 +33,10 @@ class Skipped(Exception):
 
 def run_case(case: Case, trial: CaseContext) -> None:
     """Run one case, on this thread or in a new event loop. Raises what the case raises, or `Skipped`."""
-    if case.lets_deadlines_pass:
-        trial.let_deadlines_pass()
+    if case.lets_ttls_pass:
+        trial.ttl = trial.rig.ttl
+    if case.lets_calls_fail:
+        trial.call_timeout = SHORT_CALL
     if trial.mode == "blocking":
         run_sync(_run(case, trial))
     else:
