@@ -11,6 +11,7 @@ from leasehold.engines.memory import MemoryEngine
 from leasehold.model import Alive, Busy, Gone, Grant
 from leasehold.runtime.base import run_sync
 from leasehold.testing import RIGS, Absent, CaseContext, ClientPath, Rig, conformance_tests, register
+from leasehold.testing.conformance.case import case
 from leasehold.testing.conformance.memory_rig import MemoryRig
 from leasehold.testing.conformance.rig import rig_type
 from leasehold.testing.conformance.suite import Skipped, all_cases, rig_or_skip, run_case
@@ -46,11 +47,27 @@ def context(rig):
     run_sync(context.close())
 
 
-def wait_until(condition, seconds=5.0):
+def wait_until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("registered", "seconds"),
+    [({}, 60.0), ({"expires": True}, 60.0), ({"slow": True}, 60.0), ({"rig": {"pause"}}, 2.0)],
+)
+def test_calls_are_short_only_in_cases_that_get_no_answer(rig, registered, seconds):
+    """Where a ttl has to pass, a busy machine may still take seconds to answer a call."""
+    cases, given = {}, []
+
+    @case(**registered, into=cases)
+    async def notes_its_deadlines(t):
+        given.append((t.call_timeout, t.ttl < 60))
+
+    run_case(cases["notes_its_deadlines"], CaseContext(rig, "blocking"))
+    assert given == [(seconds, bool(registered))]
 
 
 def test_clients_of_one_rig_share_one_engine(rig, client, other):
