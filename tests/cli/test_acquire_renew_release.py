@@ -54,6 +54,16 @@ def test_lease_is_renewed_by_another_process(shell):
     assert shell.json("get", "j")["holders"][0]["left"] > 580
 
 
+@pytest.mark.parametrize("command", [["acquire", "j"], ["renew"], ["run", "j", "true"], ["elect", "j", "true"]])
+def test_ttl_of_more_than_a_day_is_refused_with_what_to_do(shell, command):
+    """The message advised an argument that only the library has."""
+    done = shell(command[0], "--ttl", "25h", *command[1:], stdin=acquire_lease(shell, "other"))
+    assert done.returncode == 64
+    assert "--ttl must be at most 86400 s, not 90000" in done.stderr
+    assert "max_ttl" not in done.stderr
+    assert "`leasehold renew`" in done.stderr
+
+
 def test_renew_and_release_of_ended_lease_are_79(shell):
     text = acquire_lease(shell, "j")
     assert shell("release", stdin=text).returncode == 0

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from leasehold.blocking import Client, Lock
 from leasehold.cli.console import Console
-from leasehold.config import LockArguments, check_ttl, parse_duration
+from leasehold.config import DAY, LockArguments, check_ttl, parse_duration
 from leasehold.core import timing
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseholdError
@@ -242,6 +242,11 @@ def strict_options(command: F) -> F:
 
 
 def check_ttl_option(ttl: float) -> None:
+    usage_error_if(
+        ttl > DAY,
+        f"--ttl must be at most {DAY:g} s, not {ttl:g}: a holder that dies would keep the name for that long. A lease "
+        "may be held for longer: `leasehold run` and `elect` renew it while CMD runs, `leasehold renew` on request",
+    )
     try:
         check_ttl(ttl)
     except ConfigError as bad:

@@ -6,7 +6,7 @@ from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import command
 from leasehold.cli.lease_input import LeaseCommand, read_lease
-from leasehold.cli.options import positive_seconds_option
+from leasehold.cli.options import check_ttl_option, positive_seconds_option
 from leasehold.client import lease_document
 from leasehold.runtime.base import run_sync
 
@@ -28,6 +28,8 @@ def renew(console: Console, ttl: float | None) -> None:
 
     Exits 79 if the lease has ended: stop the work it protects.
     """
+    if ttl is not None:
+        check_ttl_option(ttl)
     document = read_lease()
     claim = document.claim
     with console.client() as client:

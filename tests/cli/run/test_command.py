@@ -483,7 +483,7 @@ def test_run_of_empty_command_is_127(shell):
     ("arguments", "why"),
     [
         (["--slots", "9" * 30, "j", "true"], "--slots"),
-        (["--ttl", "1e300", "j", "true"], "ttl"),
+        (["--ttl", "1e300", "j", "true"], "--ttl must be at most 86400 s"),
         (["--ttl", "1e-9", "j", "true"], "must be greater than 0.002 s"),
         (["-w", "1e300", "j", "true"], "wait"),
         (["j", "-c"], "requires an argument"),
