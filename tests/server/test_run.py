@@ -1,6 +1,7 @@
 """The process `leasehold serve`: its start, its signals, its drain, and an engine that fails."""
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -346,10 +347,12 @@ def test_request_of_a_caller_that_hung_up_before_it_began_is_not_run(where):
             return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS))
 
         if where == "open connection":
-            impatient = connect()
-            impatient.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert impatient.recv(1000).startswith(b"HTTP/1.1 200")
+            caller = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+            caller.request("GET", "/healthz")
+            caller.getresponse().read()  # all of it: what is left unread makes the kernel reset the connection
+            impatient = stack.enter_context(caller.sock)
         server.process.send_signal(signal.SIGSTOP)
+        os.waitpid(server.process.pid, os.WUNTRACED)  # returns once the server is stopped
         try:
             impatient = connect() if where == "new connection" else impatient
             impatient.sendall(request)
