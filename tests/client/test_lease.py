@@ -301,7 +301,8 @@ def test_dropped_lease_is_released_with_a_warning_and_a_log_line(bench, wait_unt
         lock.acquire()
     wait_until(lambda: not bench.server.lock_states)
     wait_until(lambda: "lease = lock.acquire()" in caplog.text)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    advice = [record.levelname for record in caplog.records if "lease = lock.acquire()" in record.getMessage()]
+    assert advice == ["WARNING"]
     lease = lock.try_acquire()
     assert lease is not None
     lease.release()
@@ -326,7 +327,7 @@ def test_wait_lost_returns_true_when_lease_is_broken(bench, wait_until) -> None:
     waiter.start()
     wait_until(lambda: lease._signals)
     bench.client().break_lock("a", token=lease.token)
-    waiter.join(10)
+    waiter.join(60)
     assert seen == [True]
     assert lease.wait_lost(5)
 
@@ -338,7 +339,7 @@ def test_wait_lost_returns_false_when_another_thread_releases(bench, wait_until)
     waiter.start()
     wait_until(lambda: lease._signals)
     lease.release()
-    waiter.join(10)
+    waiter.join(60)
     assert seen == [False]
 
 
@@ -391,10 +392,11 @@ def test_lease_can_be_released_by_another_thread(bench) -> None:
     lease = bench.client().lock("a").acquire()
     thread = threading.Thread(target=lease.release)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert lease.state == "RELEASED"
 
 
+@pytest.mark.extended
 def test_lease_is_renewed_beyond_its_ttl_on_real_clock() -> None:
     with Client("memory://") as client:
         with client.lock("a", ttl=1.0) as lease:

@@ -12,12 +12,17 @@ from leasehold.engines.repeated_logs import log_once, log_seldom
 LOG = logging.getLogger("leasehold.test")
 
 
+def lines(caplog):
+    """Without those of other tests' clients."""
+    return [record for record in caplog.records if record.name == LOG.name]
+
+
 def test_same_text_is_a_warning_once_and_then_debug(caplog):
     caplog.set_level(logging.DEBUG, logger="leasehold")
     for _ in range(3):
         log_once(LOG, logging.WARNING, "host-a keeps no log")
     log_once(LOG, logging.WARNING, "host-b keeps no log")
-    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG", "WARNING"]
+    assert [record.levelname for record in lines(caplog)] == ["WARNING", "DEBUG", "DEBUG", "WARNING"]
 
 
 def test_line_that_was_not_shown_counts_as_not_logged(caplog):
@@ -25,7 +30,7 @@ def test_line_that_was_not_shown_counts_as_not_logged(caplog):
     log_once(LOG, logging.WARNING, "host-a keeps no log")
     caplog.set_level(logging.WARNING, logger="leasehold")
     log_once(LOG, logging.WARNING, "host-a keeps no log")
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [record.levelname for record in lines(caplog)] == ["WARNING"]
 
 
 def test_seldom_line_comes_every_ten_seconds_with_its_count(caplog, monkeypatch):
@@ -34,7 +39,7 @@ def test_seldom_line_comes_every_ten_seconds_with_its_count(caplog, monkeypatch)
     for at in (100, 101, 109.9, 110, 120.1):
         now[0] = at
         log_seldom(LOG, logging.WARNING, "lost the connection")
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in lines(caplog)] == [
         "lost the connection",
         "lost the connection (2 more times since the last line)",
         "lost the connection",

@@ -314,11 +314,11 @@ def test_spawned_work_runs_without_its_caller_and_logs_errors(caplog) -> None:
     runtime = Threads()
     runtime.spawn(work(), "some work")
     runtime.spawn(broken(), "broken work")
-    deadline = time.monotonic() + 10
-    while len(caplog.records) < 2 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while caplog.text.count("unexpected error in broken work") < 2 and time.monotonic() < deadline:
         time.sleep(0.001)
     assert sorted(done) == ["failed", "failed", "ran", "ran"]
-    assert [record.getMessage() for record in caplog.records] == ["unexpected error in broken work"] * 2
+    assert caplog.text.count("unexpected error in broken work") == 2
 
 
 def test_spawn_after_the_loop_has_ended_drops_the_work() -> None:

@@ -37,9 +37,9 @@ def test_slow_hook_is_reported_once_with_advice(monkeypatch, caplog):
     monkeypatch.setattr(events, "perf_counter", lambda: clock[0])
     for number in range(10):
         events.call_hook(slow_hook, event())
-        assert bool(caplog.text) == (number >= 2)  # once may be the machine's fault
+        assert ("slow_hook is slow" in caplog.text) == (number >= 2)  # once may be the machine's fault
     assert not events._slow_calls
-    (record,) = caplog.records
+    (record,) = [record for record in caplog.records if "slow_hook" in record.getMessage()]
     assert record.levelno == logging.WARNING
     assert "slow_hook is slow (0.060 s" in record.getMessage()
     assert "leasehold.telemetry.background(hook)" in record.getMessage()
@@ -56,7 +56,7 @@ def test_hook_that_is_slow_now_and_then_is_not_reported(monkeypatch, caplog):
     monkeypatch.setattr(events, "perf_counter", lambda: clock[0])
     for _ in range(30):
         events.call_hook(hook, event())
-    assert not caplog.records
+    assert "is slow" not in caplog.text
 
 
 def test_hook_in_the_background_is_called_in_order_on_one_other_thread(wait_until):

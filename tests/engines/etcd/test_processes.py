@@ -101,16 +101,18 @@ while len(client.inspect()) < 2: time.sleep(0.01)
 
 
 def test_collected_client_leaves_no_thread(url, eventually) -> None:
-    def names() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("leasehold")]
+    earlier_threads = set(threading.enumerate())  # of other clients, which may end meanwhile
 
-    before = len(names())
+    def names() -> list[str]:
+        started = set(threading.enumerate()) - earlier_threads
+        return [thread.name for thread in started if thread.name.startswith("leasehold")]
+
     client = Client(url)
     lease = client.lock("job").acquire()
-    eventually(lambda: len(names()) > before)
+    eventually(names)
     lease.release()
     del client, lease
-    eventually(lambda: gc.collect() is not None and len(names()) <= before)
+    eventually(lambda: gc.collect() is not None and not names())
 
 
 @pytest.mark.parametrize("name", ["leasehold-etcd", "leasehold-etcd-watch", "leasehold-look-up"])

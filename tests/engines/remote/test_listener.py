@@ -178,8 +178,13 @@ def test_break_is_noticed_by_the_stream(start_server, wait_until):
         assert lease.lost_reason == "broken"
 
 
+def listener_threads(earlier):
+    """Those that were started since: a client of an earlier test may still be ending."""
+    return [thread for thread in set(threading.enumerate()) - earlier if thread.name == "leasehold-remote"]
+
+
 def test_listener_ends_with_its_client(start_server, wait_until):
-    server = start_server()
+    server, earlier_threads = start_server(), set(threading.enumerate())
     client = Client(f"http://127.0.0.1:{server.port}")
     client.lock("job").acquire().release()
     wait_until(lambda: server.streams == 1)
@@ -191,11 +196,11 @@ def test_listener_ends_with_its_client(start_server, wait_until):
         return gone() is None
 
     wait_until(collected)
-    wait_until(lambda: not any(thread.name == "leasehold-remote" for thread in threading.enumerate()))
+    wait_until(lambda: not listener_threads(earlier_threads))
 
 
 def test_closed_client_has_no_thread(start_server, wait_until):
-    server = start_server()
+    server, earlier_threads = start_server(), set(threading.enumerate())
     with Client(f"http://127.0.0.1:{server.port}") as client:
         client.lock("job").acquire().release()
-    wait_until(lambda: not any(thread.name == "leasehold-remote" for thread in threading.enumerate()))
+    wait_until(lambda: not listener_threads(earlier_threads))
