@@ -73,7 +73,7 @@ def test_ls_says_when_a_lock_was_acquired(shell, wait_until):
     shell.start("run", "j", "--", "true")
     wait_until(lambda: len(shell.json("ls")) == 2)
     held, waiting = shell.json("ls")
-    margin = timedelta(seconds=2)  # the time between the engine's answer and the reading of the clock
+    margin = timedelta(seconds=60)  # the time between the engine's answer and the reading of the clock
     assert before - margin <= datetime.fromisoformat(held["acquired_at"]) <= after + margin
     assert waiting["acquired_at"] is None
 

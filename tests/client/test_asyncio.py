@@ -118,6 +118,7 @@ def test_external_cancellation_propagates_when_lease_is_also_lost() -> None:
     run(main)
 
 
+@pytest.mark.extended
 def test_lease_survives_event_loop_blocked_for_three_ttls() -> None:
     async def main() -> None:
         async with AsyncClient("memory://") as client, client.lock("a", ttl=1.0) as lease:
@@ -203,7 +204,7 @@ def test_blocking_and_async_clients_share_one_memory_engine() -> None:
             lease = await waiting
             order.append("task")
             await lease.release()
-            thread.join(10)
+            thread.join(60)
 
     run(main)
     assert order == ["thread", "task"]

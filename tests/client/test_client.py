@@ -191,7 +191,7 @@ def test_close_makes_waiters_raise_and_leave_the_queue(bench, wait_until) -> Non
     waiter.start()
     wait_until(lambda: probe.waiters(client))
     client.close()
-    waiter.join(10)
+    waiter.join(60)
     assert out
     assert [holding.state for holding in bench.client().inspect()] == ["held"]
     held.release()
@@ -218,8 +218,8 @@ def test_close_waits_for_release_in_flight_in_another_thread(bench, wait_until) 
     closing.join(0.2)
     early = not closing.is_alive()
     answered.set()
-    closing.join(10)
-    releasing.join(10)
+    closing.join(60)
+    releasing.join(60)
     assert not early, "close() returned before the release was confirmed"
     assert not bench.server.lock_states
 

@@ -76,7 +76,7 @@ def test_waiting_emits_waited_event(bench, wait_until) -> None:
     waiter.start()
     wait_until(lambda: [holding.state for holding in client.inspect()] == ["held", "waiting"])
     lease.release()
-    waiter.join(10)
+    waiter.join(60)
     assert [event.kind for event in events] == ["attempted", "waited", "granted", "released"]
 
 

@@ -86,7 +86,7 @@ def test_ctrl_c_inside_acquire_leaves_the_queue() -> None:
 STOPPED = """
 import sys, leasehold
 client = leasehold.Client("memory://")
-lease = client.lock("a", ttl=0.5).acquire()
+lease = client.lock("a", ttl=3).acquire()
 print("holding", flush=True)
 sys.stdin.readline()
 try:
@@ -107,7 +107,7 @@ def test_process_paused_beyond_ttl_raises_before_any_write() -> None:
     os.waitpid(child.pid, os.WUNTRACED)  # returns once the child is paused
     child.stdin.write("go on\n")  # lets the child write as soon as it continues
     child.stdin.flush()
-    threading.Event().wait(0.8)  # longer than the ttl
+    threading.Event().wait(3.3)  # longer than the ttl
     child.send_signal(signal.SIGCONT)
     assert child.stdout.readline() == "stalled\n"
     assert child.wait(20) == 0

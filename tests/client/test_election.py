@@ -72,6 +72,7 @@ def test_election_checks_options_and_required_traits(bench) -> None:
 # ------------------------------------------------------------- observing
 
 
+@pytest.mark.extended  # an observer that gets no processor for a second misses a term
 def test_observer_sees_current_term_and_each_later_term_once(url) -> None:
     with Client(url) as client, Client(url) as other:
         election = client.election("boss", ttl=5)

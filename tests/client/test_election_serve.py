@@ -239,7 +239,7 @@ def test_async_election_campaigns_serves_and_observes(url) -> None:
             seen = []
 
             async def observe_terms() -> None:
-                async for observed in other.election("boss", ttl=5).observe(seconds=3):
+                async for observed in other.election("boss", ttl=5).observe():
                     seen.append(observed.token)
 
             observing = asyncio.create_task(observe_terms())
@@ -248,9 +248,14 @@ def test_async_election_campaigns_serves_and_observes(url) -> None:
                 await asyncio.sleep(0.01)  # pause: it takes longer than a step of the loop
                 log.stop(term)
 
+            async def observed_is(token: int) -> None:
+                while token not in seen:
+                    await asyncio.sleep(0.01)
+
             serve = asyncio.create_task(election.serve(log.start, stop))
             while not log.calls:
                 await asyncio.sleep(0.01)
+            await observed_is(log.calls[0][1])
             serve.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await serve
@@ -259,10 +264,11 @@ def test_async_election_campaigns_serves_and_observes(url) -> None:
             serve = asyncio.create_task(election.serve(log.start, stop))
             while len(log.calls) < 3:
                 await asyncio.sleep(0.01)
+            await observed_is(log.calls[2][1])
             assert await election.resign()
             await serve
             assert log.kinds == ["start", "stop"] * 2
-            await observing
+            observing.cancel()
             assert seen[-2:] == [log.calls[0][1], log.calls[2][1]]
 
     asyncio.run(main())

@@ -143,7 +143,7 @@ def test_held_locks_survive_release_in_another_thread(bench) -> None:
     assert paused.wait(10)
     with semaphore:
         go_on.set()
-        helper.join(10)
+        helper.join(60)
     assert not bench.server.lock_states
 
 

@@ -96,7 +96,7 @@ def test_release_wakes_the_waiter(bench, wait_until) -> None:
     waiter.start()
     wait_until(lambda: [holding.state for holding in other.inspect()] == ["held", "waiting"])
     lease.release()
-    waiter.join(10)
+    waiter.join(60)
     assert got
     assert not probe.waiters(other)
 
@@ -111,7 +111,7 @@ def test_waiter_leaves_queue_when_its_wait_is_over(bench, wait_until, in_new_thr
     bench.clock.at += 8
     next(iter(probe.waiters(other))).signal.set()
     wait_until(lambda: out or not [w.signal.set() for w in probe.waiters(other)])
-    waiter.join(10)
+    waiter.join(60)
     assert isinstance(out[0], NotAcquired)
     assert "gave up after 8.0 s at position 0 in the queue (next)" in str(out[0])
     assert held.held
@@ -204,7 +204,7 @@ def test_second_read_lock_raises_self_deadlock_when_writer_is_queued(bench, wait
         wait_until(lambda: "waiting" in [holding.state for holding in other.inspect()])
         with pytest.raises(SelfDeadlock, match="a writer is queued behind its read lock"):
             client.rwlock("a").read().acquire()
-    writer.join(10)
+    writer.join(60)
 
 
 def test_semaphore_is_acquired_twice_in_one_thread_with_distinct_slots(bench) -> None:

@@ -94,7 +94,7 @@ def test_signal_handler_is_refused_outside_the_main_thread(bench) -> None:
 
     thread = threading.Thread(target=call)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert "main thread" in errors[0]
 
 

@@ -82,7 +82,7 @@ def run_in_fork() -> Callable[[Callable[[], object]], None]:
 
 @pytest.fixture
 def wait_until() -> Callable[..., None]:
-    def wait(condition: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> None:
+    def wait(condition: Callable[[], object], seconds: float = 60.0, every: float = 0.005) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "the condition did not become true in time"

@@ -302,7 +302,7 @@ def test_holder_is_notified_of_a_break_while_its_loop_is_blocked(rig, client, na
         async with rig.async_client(namespace=namespace) as blocked:
             lease = await blocked.lock("job", ttl=300).acquire()
             assert client.break_lock("job", token=lease.token)
-            wait_until(lambda: not lease.held, 10)
+            wait_until(lambda: not lease.held, 60)
             with pytest.raises(LeaseLost):
                 lease.check()
 

@@ -26,7 +26,7 @@ from leasehold.runtime.threads import Threads
 from tests.support import probe
 
 
-def poll_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def poll_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Poll with a deadline."""
     end = time.monotonic() + seconds
     while not condition():
@@ -155,8 +155,8 @@ def call_in_new_thread(fn: Callable[[], object]) -> object:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(15)
-    assert outcome, "the thread did not end within 15 s"
+    thread.join(60)
+    assert outcome, "the thread did not end within 60 s"
     return outcome[0]
 
 

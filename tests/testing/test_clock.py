@@ -14,7 +14,7 @@ from leasehold.testing.clock import ClockThreads
 from tests.support.timing import check_elapsed
 
 
-def wait_until(condition, seconds=5.0):
+def wait_until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

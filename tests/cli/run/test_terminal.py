@@ -93,11 +93,11 @@ def test_run_stopped_by_ctrl_z_continues_after_fg(shell):
 
 def test_run_stopped_by_ctrl_z_past_the_ttl_loses_its_lease(shell):
     bash = start_bash(shell)
-    bash.type(f"{PROGRAM} run --ttl 0.5 j -- sh -c 'echo rea''dy; read line; echo sur''vived'\n")
+    bash.type(f"{PROGRAM} run --ttl 3 j -- sh -c 'echo rea''dy; read line; echo sur''vived'\n")
     bash.read("ready")
     bash.type("\x1a")
     bash.read("Stopped")
-    bash.type("sleep 0.7; fg\n")
+    bash.type("sleep 3.3; fg\n")
     bash.read("is lost")
     bash.type("echo code=$?\n")
     bash.read("code=79")

@@ -114,7 +114,7 @@ def etcdctl() -> Callable[..., str]:
 def eventually() -> Callable[..., Any]:
     """Waits until a condition is true and returns its value; an unreachable engine counts as not yet."""
 
-    def wait(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    def wait(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
         end = time.monotonic() + seconds
         while True:
             with suppress(LeaseholdError, OSError):

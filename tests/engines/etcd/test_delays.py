@@ -45,7 +45,8 @@ def test_waiter_keeps_the_delay_when_the_holders_lease_is_revoked(
         (key,) = claims()
         waiting = start_waiter(other)
         began = revoke_lease_of(key)
-        eventually(lambda: not lease.held, 1.0)
+        eventually(lambda: not lease.held)
+        check_elapsed(began, 1.0, "notified, not found at the next renewal")
         waited = waiting.wait_granted() - began
         assert waited >= DELAY
         check_seconds(waited, DELAY + 2)
@@ -64,14 +65,14 @@ def test_release_of_a_lock_with_delay_wakes_the_waiter_at_once(url, start_waiter
 def test_missed_release_is_found_in_watch_history(url, make_driver) -> None:
     """The waiter re-checks and the holder is gone. Only etcd's history shows that it was a release."""
     holder, other = make_driver(url), make_driver(url)
-    held, waiting = holder.acquire(holder.claim(delay=30.0)), other.claim(queue=True)
+    held, waiting = holder.acquire(holder.claim(delay=300.0)), other.claim(queue=True)
     other.engine._client_state.watcher.watch_conflict = lambda *_, **__: None
     assert isinstance(other.attempt(waiting), Busy)
     holder.release(held)
     busy = other.attempt(waiting)
     assert isinstance(busy, Busy)
-    assert busy.left > 25, "before it knows of the release, the waiter must expect the delay"
-    assert granted_within(other, waiting, 2.0)
+    assert busy.left > 200, "before it knows of the release, the waiter must expect the delay"
+    assert granted_within(other, waiting, 60.0)
 
 
 def granted_within(driver, claim, seconds: float) -> bool:
@@ -118,7 +119,7 @@ def test_waiter_that_gives_up_hands_the_delay_to_the_next_waiter(
         waited = last.wait_granted() - began
         assert waited >= DELAY
         check_seconds(waited, 1.0 + DELAY + 2)
-        first.thread.join(10)
+        first.thread.join(60)
         assert first.errors
         assert not lease.held
 
@@ -266,7 +267,7 @@ def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claim
                         vanished.append(delayed_until[0])
                 if vanishes:
                     member.revoke(lease_of(lease._claim.id_hash))
-                    assert lease.wait_lost(5)
+                    assert lease.wait_lost(60)
                 else:
                     lease.release()
 
@@ -286,7 +287,7 @@ def test_optimistic_claim_that_gives_up_leaves_no_delay(url, make_driver, monkey
     holder, optimist, last = make_driver(url), make_driver(url), make_driver(url)
     held, optimistic_claim, waiting = (
         holder.acquire(holder.claim()),
-        optimist.claim(queue=True, delay=30.0),
+        optimist.claim(queue=True, delay=300.0),
         last.claim(queue=True),
     )
     monkeypatch.setattr(
@@ -297,7 +298,7 @@ def test_optimistic_claim_that_gives_up_leaves_no_delay(url, make_driver, monkey
     assert isinstance(last.attempt(waiting), Busy)
     optimist.release(optimistic_claim)
     holder.release(held)
-    assert granted_within(last, waiting, 2.0)
+    assert granted_within(last, waiting, 60.0)
 
 
 def once_only(original):

@@ -78,7 +78,7 @@ def test_lease_and_waiters_follow_a_slot_that_moves(cluster) -> None:
         ]
         for count, waiter in enumerate(waiters):
             waiter.start()
-            poll(lambda count=count: len(holder.inspect()) == count + 2, 10, lambda: "the claim is queued")
+            poll(lambda count=count: len(holder.inspect()) == count + 2, 60, lambda: "the claim is queued")
         try:
             cluster.move(slot, source, target)
             assert cluster.owner("job") is target
@@ -92,15 +92,17 @@ def test_lease_and_waiters_follow_a_slot_that_moves(cluster) -> None:
             assert late.lock("job").try_acquire() is None
             began = time.monotonic()
             assert lease.release()
-            poll(lambda: len(grants) == 1, 10, lambda: "the first waiter is granted")
+            poll(lambda: len(grants) == 1, 60, lambda: "the first waiter is granted")
             assert grants[0][0] is other
             check_seconds(grants[0][2] - began, 1.5, "notified by push from the new node")
             assert grants[0][1].release()
-            poll(lambda: len(grants) == 2, 10, lambda: "the second waiter is granted")
+            poll(lambda: len(grants) == 2, 60, lambda: "the second waiter is granted")
             tokens = [lease.token, grants[0][1].token, grants[1][1].token]
             assert tokens == sorted(set(tokens))
+            began = time.monotonic()
             assert holder.break_lock("job", token=tokens[-1])
-            assert grants[1][1].wait_lost(5), "the break is notified by push"
+            assert grants[1][1].wait_lost(60)
+            check_elapsed(began, 5, "the break is notified by push")
             assert grants[1][1].lost_reason == "broken"
         finally:
             for waiter in waiters:
@@ -130,7 +132,7 @@ def test_call_retries_while_keys_of_a_name_are_split_between_nodes(cluster) -> N
             while cluster.move_keys(slot, source, target):
                 continue
             cluster.end_move(slot, target)
-        attempt_thread.join(10)
+        attempt_thread.join(60)
         assert answers == [None]
         lease.verify()
         assert lease.release()
@@ -157,7 +159,7 @@ def test_script_does_not_run_partially_while_slot_moves(cluster) -> None:
 
         waiters = [threading.Thread(target=wait, args=(client,)) for client in (first, second)]
         waiters[0].start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
+        poll(lambda: len(holder.inspect()) == 2, 60, lambda: "the claim is queued")
         cluster.begin_move(slot, source, target)
         try:
             before = sorted(source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10))
@@ -263,11 +265,11 @@ def test_waiter_is_woken_after_subscriptions_are_killed(cluster) -> None:
         grants = []
         waiter = threading.Thread(target=lambda: grants.append(other.lock("job", wait=30).acquire()))
         waiter.start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
+        poll(lambda: len(holder.inspect()) == 2, 60, lambda: "the claim is queued")
         for node in cluster.primaries:
             node.ask("CLIENT", "KILL", "TYPE", "pubsub")
         assert lease.release()
-        waiter.join(10)
+        waiter.join(60)
         assert grants[0].token > lease.token
 
 
@@ -322,16 +324,16 @@ def test_user_with_documented_permissions_can_use_every_call(cluster, rights) ->
         names = cluster.name_on_each_node()
         leases = [one.lock(name, ttl=60).acquire() for name in names]
         grants = []
-        waiter = threading.Thread(target=lambda: grants.append(other.lock(names[0], wait=20).acquire()))
+        waiter = threading.Thread(target=lambda: grants.append(other.lock(names[0], wait=60).acquire()))
         waiter.start()
-        poll(lambda: len(one.inspect()) == 4, 10, lambda: "the claim is queued")
+        poll(lambda: len(one.inspect()) == 4, 60, lambda: "the claim is queued")
         slot, source = cluster.slot(names[0]), cluster.owner(names[0])
         cluster.move(slot, source, cluster.other_than(source))
         try:
             leases[0].renew()
             assert other.break_lock(names[0], token=leases[0].token)
-            assert leases[0].wait_lost(5)
-            waiter.join(10)
+            assert leases[0].wait_lost(60)
+            waiter.join(60)
             assert grants[0].release()
         finally:
             cluster.move(slot, cluster.other_than(source), source)

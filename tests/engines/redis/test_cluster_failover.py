@@ -57,15 +57,15 @@ def test_waiter_gets_wakeup_from_promoted_replica(cluster_with_replicas, fault) 
             target=lambda: grants.append((other.lock("job", wait=60).acquire(), time.monotonic()))
         )
         waiter.start()
-        poll(lambda: len(holder.inspect()) == 2, 10, lambda: "the claim is queued")
-        poll(lambda: replica.ask("DBSIZE") > 2, 10, lambda: "the replica has the keys")
+        poll(lambda: len(holder.inspect()) == 2, 60, lambda: "the claim is queued")
+        poll(lambda: replica.ask("DBSIZE") > 2, 60, lambda: "the replica has the keys")
         if fault == "killed":
             owner.kill()
         else:
             fail_over_to(cluster_with_replicas, replica)
         poll(lambda: replica.info("replication")["role"] == "master", 30, lambda: "the replica is promoted")
         began = time.monotonic()
-        poll(lambda: len(replica.ask("PUBSUB", "SHARDCHANNELS")) == 2, 10, lambda: "both clients are subscribed there")
+        poll(lambda: len(replica.ask("PUBSUB", "SHARDCHANNELS")) == 2, 60, lambda: "both clients are subscribed there")
         check_elapsed(began, 2.5, "the clients subscribe at once, not with their next call")
         began = time.monotonic()
         assert lease.release()
@@ -82,7 +82,7 @@ def test_lease_survives_node_failure_on_promoted_replica(cluster_with_replicas) 
     ):
         leases = [client.lock(name, ttl=60).acquire() for name in names]
         for replica in cluster_with_replicas.replicas:
-            poll(lambda replica=replica: replica.ask("DBSIZE") > 1, 10, lambda: "the replica has the keys")
+            poll(lambda replica=replica: replica.ask("DBSIZE") > 1, 60, lambda: "the replica has the keys")
         cluster_with_replicas.owner(names[0]).kill()
         assert other.lock(names[0]).try_acquire() is None, "the replica has the grant"
         for lease in leases:
@@ -144,10 +144,10 @@ def test_pending_release_to_paused_node_does_not_delay_other_nodes(cluster) -> N
         paused_node.pause()
         assert not first.release(), "not confirmed: a pending release"
         probe.registry(client).retry_release(second._claim_for_renewal())
-        poll(lambda: not other.lock(names[1]).locked(), 10, lambda: "the release on the other node is confirmed")
+        poll(lambda: not other.lock(names[1]).locked(), 60, lambda: "the release on the other node is confirmed")
         assert paused_node._paused_pids
         paused_node.resume()
-        poll(lambda: not other.inspect(), 10, lambda: "the pending release is confirmed")
+        poll(lambda: not other.inspect(), 60, lambda: "the pending release is confirmed")
 
 
 def test_unavailable_names_the_node_that_is_down(cluster) -> None:
@@ -182,7 +182,7 @@ def test_failover_during_slot_move_loses_grant_but_token_rises(cluster_with_repl
         lease = client.lock("job", ttl=60).acquire()
         cluster_with_replicas.begin_move(slot, source, cluster_with_replicas.other_than(source))
         assert cluster_with_replicas.move_keys(slot, source, cluster_with_replicas.other_than(source)) == 2
-        poll(lambda: replica.ask("DBSIZE") == 0, 10, lambda: "the replica has removed the keys, too")
+        poll(lambda: replica.ask("DBSIZE") == 0, 60, lambda: "the replica has removed the keys, too")
         source.kill()
         poll(lambda: replica.info("replication")["role"] == "master", 30, lambda: "the replica is promoted")
         with other.lock("job", ttl=60, wait=10) as theirs:  # documented: both clients may believe they hold it

@@ -106,7 +106,7 @@ def check_attempt_is_undone(server, proxy) -> None:
     assert not server.ask("EXISTS", counter), "the attempt has not arrived yet"
     proxy.deliver()
     with Client(url(server)) as other:
-        poll(lambda: server.ask("EXISTS", counter), 10, lambda: "the late attempt has arrived")
+        poll(lambda: server.ask("EXISTS", counter), 60, lambda: "the late attempt has arrived")
         poll(lambda: not other.inspect(), 12, lambda: "the late attempt is released, long before its ttl is over")
 
 
@@ -228,7 +228,7 @@ def test_repeated_release_cannot_tell_and_raises_no_loss(server, caplog) -> None
     proxy = Proxy(server.port)
 
     def restore_after_release() -> None:
-        poll(lambda: proxy.has_lost_bytes, 10, lambda: "the reply is lost")
+        poll(lambda: proxy.has_lost_bytes, 60, lambda: "the reply is lost")
         proxy.restore()
 
     try:
@@ -238,8 +238,8 @@ def test_repeated_release_cannot_tell_and_raises_no_loss(server, caplog) -> None
                 proxy.lose_answers()
                 restoring = threading.Thread(target=restore_after_release)
                 restoring.start()
-            restoring.join(10)
+            restoring.join(60)
             assert lease.state == "RELEASED"
-            poll(lambda: "was over when its release arrived" in caplog.text, 10, lambda: caplog.text)
+            poll(lambda: "was over when its release arrived" in caplog.text, 60, lambda: caplog.text)
     finally:
         proxy.close()

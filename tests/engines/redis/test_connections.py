@@ -60,10 +60,10 @@ def test_client_closed_while_threads_wait_leaves_no_keys(server) -> None:
         threads = [threading.Thread(target=take) for _ in range(8)]
         for thread in threads:
             thread.start()
-        poll(lambda: server.ask("KEYS", "*:q"), 10, lambda: "some claims are queued")
+        poll(lambda: server.ask("KEYS", "*:q"), 60, lambda: "some claims are queued")
         client.close()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         poll(lambda: not remaining_keys(server), 12, lambda: "no claim is left")
     poll(
         lambda: server.info("clients")["connected_clients"] == "1", 30, lambda: "only the test's own connection is left"

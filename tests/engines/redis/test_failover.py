@@ -172,7 +172,7 @@ def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> N
         """Delay the next connection to the primary. The listener is connected, so a call opens it."""
         listener = probe.engine_state(client)["redis"].subscriptions
         listener.start()
-        poll(lambda: listener.active, 10, lambda: "the listener is subscribed")
+        poll(lambda: listener.active, 60, lambda: "the listener is subscribed")
         probe.engine(client)._topology._connections.drop_connections()
         delayed_connect.port = sentinel_setup.primary.port
         clients.append(client)
@@ -271,7 +271,7 @@ def test_threads_share_one_connection_pool_after_failover() -> None:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(10)
+                thread.join(60)
             assert len(set(map(id, pools))) == 1
     finally:
         sys.setswitchinterval(switch_interval)
@@ -299,7 +299,7 @@ def test_stale_sentinel_is_polled_at_a_limited_rate(sentinel_setup) -> None:
 
         poll(lambda: connections() > 5, 20, lambda: "the client polls the stale sentinel")
         before, end = connections(), time.monotonic() + 3
-        poll(lambda: time.monotonic() > end, 10, lambda: "three seconds have passed")
+        poll(lambda: time.monotonic() > end, 60, lambda: "three seconds have passed")
         assert connections() - before < 20, "the client polls at a limited rate"
         lease.verify()
         assert known_primary_port(client) == sentinel_setup.replica.port

@@ -41,8 +41,8 @@ def wait_until_waiter_is_idle(server, holder) -> None:
         time.sleep(0.2)  # pause: a waiter re-checks once after it has subscribed
         return server.calls().get("evalsha") == before
 
-    poll(lambda: has_waiters(holder), 10, lambda: "the claim is queued")
-    poll(is_idle, 10, lambda: "the waiter makes no more calls")
+    poll(lambda: has_waiters(holder), 60, lambda: "the claim is queued")
+    poll(is_idle, 60, lambda: "the waiter makes no more calls")
 
 
 class Deployment:
@@ -134,7 +134,7 @@ def test_breaker_opens_while_server_is_paused_and_closes_after(server) -> None:
         server.resume()
         with client.lock("job", wait=30, on_unavailable="wait"):
             lease.verify()
-        poll(lambda: "breaker_closed" in {event.kind for event in events}, 10, lambda: str(events))
+        poll(lambda: "breaker_closed" in {event.kind for event in events}, 60, lambda: str(events))
         assert [event.kind for event in events if "breaker" in event.kind] == ["breaker_opened", "breaker_closed"]
 
 

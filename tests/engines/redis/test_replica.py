@@ -156,7 +156,7 @@ def test_unconfirmed_grant_is_released(pair) -> None:
         pair.proxy.cut()
         with pytest.raises(Unavailable):
             holder.lock("job", ttl=60).acquire()
-        poll(lambda: not other.inspect(), 10, lambda: "the unconfirmed grant is released")
+        poll(lambda: not other.inspect(), 60, lambda: "the unconfirmed grant is released")
         pair.proxy.restore()
         pair.wait_until_in_sync()
     with Client(url(pair.primary, "?min_replicas=1")) as holder, holder.lock("job", wait=5):

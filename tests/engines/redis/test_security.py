@@ -106,7 +106,7 @@ def test_documented_permissions_suffice_with_min_replicas(start_redis) -> None:
         server.ask("ACL", "SETUSER", "locks", "-wait")
         with pytest.raises(ConfigError, match="wait"):
             client.lock("job").acquire()
-        poll(lambda: not client.inspect(), 10, lambda: "the unconfirmed grant is released")
+        poll(lambda: not client.inspect(), 60, lambda: "the unconfirmed grant is released")
 
 
 def test_user_without_info_and_config_can_lock_and_is_warned(start_redis, caplog) -> None:
@@ -129,7 +129,7 @@ def test_waiter_without_subscribe_permission_still_acquires(start_redis, caplog)
         while not any(holding.state != "held" for holding in one.inspect()):
             continue
         lease.release()
-        waiter.join(10)
+        waiter.join(60)
         assert not waiter.is_alive()
     assert "falling back to polling" in caplog.text
 
@@ -154,9 +154,9 @@ def test_missing_script_permission_leaves_no_claim_behind(server, missing, held)
         if not held:
             lease.release()
         server.ask("ACL", "SETUSER", "locks", f"+{missing}")  # the watchdog can now confirm the pending release
-        poll(lambda: not probe.pending_releases(other), 10, lambda: "the waiter's claim has ended")
+        poll(lambda: not probe.pending_releases(other), 60, lambda: "the waiter's claim has ended")
         lease.release()
-        poll(lambda: not remaining_keys(server), 10, lambda: "no key is left")
+        poll(lambda: not remaining_keys(server), 60, lambda: "no key is left")
 
 
 def test_waiter_that_loses_its_permission_leaves_the_queue(server) -> None:
@@ -178,7 +178,7 @@ def test_waiter_that_loses_its_permission_leaves_the_queue(server) -> None:
         for waiter_state in probe.waiters(other):
             waiter_state.woken = True
             waiter_state.signal.set()  # makes the waiter attempt again
-        waiter.join(10)
+        waiter.join(60)
         assert errors
         server.ask("ACL", "SETUSER", "locks", "+evalsha")
         began = time.monotonic()

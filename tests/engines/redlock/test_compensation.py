@@ -245,7 +245,7 @@ def test_rejoin_during_release_leaves_no_grant(nodes, wait_until, monkeypatch) -
         with suppress(LeaseLost):
             lease.renew()
         assert released == [True]
-        wait_until(lambda: nodes.remaining_keys() == [], 8)
+        wait_until(lambda: nodes.remaining_keys() == [])
 
 
 def test_withdrawn_rejoin_leaves_the_vote_of_another_client(nodes, make_driver, monkeypatch) -> None:
@@ -343,7 +343,7 @@ def test_missed_releases_are_sent_compactly_after_long_downtime(nodes, wait_unti
         assert len(node.missed_releases) >= 200
         assert len(handshake) < 20_000 + 400 * len(node.missed_releases)
         nodes.all[0].start()
-        wait_until(lambda: not node.missed_releases, 10)
+        wait_until(lambda: not node.missed_releases)
 
 
 def test_released_lease_leaves_no_keys_while_nodes_lose_data(nodes, wait_until) -> None:
@@ -369,7 +369,7 @@ def test_released_lease_leaves_no_keys_while_nodes_lose_data(nodes, wait_until) 
         for thread in threads:
             thread.join(60)
         stopped.set()
-        flush_thread.join(10)
+        flush_thread.join(60)
         wait_until(lambda: nodes.remaining_keys() == [])
 
 

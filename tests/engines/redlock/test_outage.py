@@ -78,7 +78,7 @@ def test_nothing_is_granted_with_three_of_five_nodes_down(nodes, wait_until, sil
         for node in nodes.all[:3]:
             if not node.running:
                 node.start()
-        wait_until(lambda: nodes.remaining_keys() == [], 8)  # long before the attempts' ttl of 60 s
+        wait_until(lambda: nodes.remaining_keys() == [])  # long before the attempts' ttl of 60 s
         with other.lock("job", wait=10) as again:
             assert again.token > lease.token
 
@@ -112,7 +112,7 @@ def test_node_restarted_empty_rejoins_the_lease(nodes, wait_until) -> None:
         lease = client.lock("job", ttl=3).acquire()
         for node in nodes.all:  # all nodes, one after the other
             node.restart()
-            wait_until(lambda node=node: lock_keys(node), 10)
+            wait_until(lambda node=node: lock_keys(node))
             assert lease.held
             assert other.lock("job").try_acquire() is None
         assert lease.release()
@@ -168,7 +168,7 @@ def test_paused_minority_delays_only_the_first_call(nodes, wait_until) -> None:
                 pass
         check_elapsed(began, 20, "the client waited half a second for the silent nodes in every call")
         nodes.resume()
-        wait_until(lambda: nodes.remaining_keys() == [], 10)
+        wait_until(lambda: nodes.remaining_keys() == [])
 
 
 def test_paused_minority_keeps_no_claims_after_it_resumes(nodes, wait_until) -> None:
@@ -182,7 +182,7 @@ def test_paused_minority_keeps_no_claims_after_it_resumes(nodes, wait_until) -> 
                 with client.lock("job", ttl=30), pytest.raises(NotAcquired):
                     other.lock("job", ttl=30).acquire(wait=0)
             nodes.resume()
-        wait_until(lambda: nodes.remaining_keys() == [], 8)
+        wait_until(lambda: nodes.remaining_keys() == [])
 
 
 def test_resumed_minority_counts_when_another_minority_is_paused(nodes, url_with_slow_node) -> None:
@@ -228,10 +228,10 @@ def test_lost_answers_of_a_minority_leave_no_keys(nodes, proxied_nodes, wait_unt
         for _ in range(5):
             with client.lock("job", ttl=30) as lease:
                 lease.renew()
-        wait_until(lambda: not lock_keys(nodes.all[1]), 12)
+        wait_until(lambda: not lock_keys(nodes.all[1]))
         for proxy in proxies:
             proxy.restore()
-        wait_until(lambda: nodes.remaining_keys() == [], 10)
+        wait_until(lambda: nodes.remaining_keys() == [])
 
 
 def test_silent_network_raises_unavailable_at_the_deadline(nodes, proxied_nodes) -> None:

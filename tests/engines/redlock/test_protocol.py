@@ -85,7 +85,7 @@ def test_lock_works_when_two_of_five_nodes_forge_replies(nodes, forging_url, for
                     assert lease.token > tokens[-1]
 
     asyncio.run(main())
-    wait_until(lambda: not any(lock_keys(node) for node in nodes.all[2:]), 10)
+    wait_until(lambda: not any(lock_keys(node) for node in nodes.all[2:]))
 
 
 def test_replies_without_a_request_are_named_as_the_cause(nodes) -> None:

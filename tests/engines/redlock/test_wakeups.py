@@ -59,7 +59,7 @@ def test_free_minority_does_not_make_waiters_poll(nodes, wait_until) -> None:
         lease.release()
         waiter_thread.join(20)
         assert not waiter_thread.is_alive()
-    wait_until(lambda: nodes.remaining_keys() == [], 10)
+    wait_until(lambda: nodes.remaining_keys() == [])
 
 
 def test_majority_reservation_is_not_delayed_by_recheck_times(nodes, make_driver) -> None:

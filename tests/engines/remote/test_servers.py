@@ -55,6 +55,7 @@ def test_call_goes_to_the_next_server_with_the_same_id(driver, pair, what):
     assert driver.servers.current.index == 1, "the client moved"
 
 
+@pytest.mark.extended  # a call has a second
 def test_silent_server_is_left_after_its_share_of_the_deadline(driver, pair):
     driver.open(*pair)
     pair[0].script = refusing(SILENT)
@@ -110,12 +111,14 @@ def test_server_without_its_engine_is_left_for_the_next(driver, pair):
 
 def test_engine_that_answers_no_server_is_asked_again_once_a_second(driver, pair):
     driver.open(*pair)
+    began = time.monotonic()
     for server in pair:
         server.script = refusing(NO_ENGINE)
     for _ in range(10):
         with pytest.raises(Unavailable):
             driver.attempt(driver.claim())
-    assert sum(len(server.calls) for server in pair) in (11, 12, 13)  # a second may pass meanwhile
+    moves = sum(len(server.calls) for server in pair) - 10
+    assert 1 <= moves <= 2 + time.monotonic() - began
 
 
 def test_renewal_with_a_problem_inside_is_asked_of_the_next_server(driver, pair):
@@ -127,6 +130,7 @@ def test_renewal_with_a_problem_inside_is_asked_of_the_next_server(driver, pair)
     assert driver.servers.current.index == 1
 
 
+@pytest.mark.extended  # a call has a second
 @pytest.mark.parametrize("other", ["closed", "silent"])
 def test_renewal_keeps_a_partial_answer_if_no_server_has_a_better_one(driver, pair, other):
     driver.open(*pair)
@@ -340,6 +344,7 @@ def test_slow_network_costs_no_lease(pair):
             proxy.close()
 
 
+@pytest.mark.extended  # a call has a second
 def test_slow_answer_makes_the_next_share_longer(driver, pair):
     driver.open(*pair)
     driver.servers.last_answer = 0.2
@@ -350,6 +355,7 @@ def test_slow_answer_makes_the_next_share_longer(driver, pair):
     assert driver.servers.last_answer < 0.2
 
 
+@pytest.mark.extended  # a call has a second
 def test_slow_server_behind_a_silent_one_has_its_turn_in_the_next_call(driver, pair):
     """After a slow answer the silent server gets nine tenths of a call, again and again if each call begins with it."""
 

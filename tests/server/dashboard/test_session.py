@@ -110,7 +110,7 @@ async def test_large_cookie_takes_no_time(piece, tmp_path):
     async with serving(key_file=tmp_path / "keys.toml") as site:
         began = thread_time()
         assert (await site.get("/locks", cookie=cookie)).status == 303
-        assert thread_time() - began < 0.1
+        assert thread_time() - began < 0.25
 
 
 @pytest.mark.parametrize("path", ["/", "/ui/stream?page=locks"])
