@@ -142,7 +142,7 @@ def test_open_release_on_commit_does_not_open_the_breaker(connection, mysql, wai
         wait_until(lambda: not client.inspect())
 
 
-VANISHING_GRANT = """
+ENDING_GRANT = """
 create procedure {s}.lh_can_admit_v1(
     _namespace varbinary(255), _name varbinary(255), _mode varbinary(16), out _fits boolean, out _free_slot integer
 )
@@ -151,18 +151,18 @@ begin
     select not exists (select 1 from lh_grant where namespace = _namespace and name = _name), 0 into _fits, _free_slot;
     select exists (select 1 from lh_queue where namespace = _namespace and name = _name) into _queued;
     if _queued then
-        delete from lh_grant where namespace = _namespace and name = _name and state = 2;
+        update lh_grant set state = 3, until = since where namespace = _namespace and name = _name and state = 2;
     end if;
 end
 """
 
 
-def test_grant_that_a_commit_removes_between_two_reads_is_no_error(client, mysql) -> None:
-    """The commit does not lock the bucket. Here the check of whether a name is free still finds the grant, and the next
-    statement of a waiter that joins the queue does not: the attempt once failed then."""
+def test_grant_that_a_commit_ends_between_two_reads_is_no_error(client, mysql) -> None:
+    """The commit does not lock the bucket. Here the check of whether a name is free finds the grant held, and the next
+    statement of a waiter that joins the queue finds it over: the waiter must attempt again soon."""
     lease = client.lock("job").acquire()
     mysql.ask("drop procedure {s}.lh_can_admit_v1")
-    mysql.ask(VANISHING_GRANT)
+    mysql.ask(ENDING_GRANT)
     with Client(mysql.url(), namespace="it's: %s") as other:
         assert other.lock("job", wait=60).acquire().release()
     lease.release()

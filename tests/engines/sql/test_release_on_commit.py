@@ -150,6 +150,53 @@ def test_savepoint_that_is_kept_does_not_keep_the_lease(client, other, applicati
     assert lease.state is LeaseState.RELEASED
 
 
+def test_savepoints_of_the_application_stay_usable(client, other, application) -> None:
+    connection = application.connect()
+    lease, second = client.lock("job").acquire(), client.lock("job-2").acquire()
+    cursor = connection.cursor()
+    release_on_commit(lease, connection)
+    cursor.execute("savepoint middle")
+    release_on_commit(second, connection)
+    release_on_commit(lease, connection)
+    cursor.execute("rollback to savepoint middle")  # the first call stays, the others are undone
+    connection.commit()
+    assert is_free(other)
+    assert not is_free(other, "job-2")
+    second.verify()
+    assert second.release()
+    assert not lease.release()
+
+
+def test_call_may_be_repeated_after_its_savepoint_was_released(client, other, application) -> None:
+    connection = application.connect()
+    with client.lock("job") as lease:
+        cursor = connection.cursor()
+        cursor.execute("select 1")
+        cursor.execute("savepoint inner_block")
+        release_on_commit(lease, connection)
+        cursor.execute("release savepoint inner_block")
+        release_on_commit(lease, connection)
+        assert not is_free(other)
+        connection.commit()
+        assert is_free(other)
+    assert lease.state is LeaseState.RELEASED
+
+
+def test_call_after_a_commit_holds_off_others_or_is_refused(client, other, application) -> None:
+    connection = application.connect()
+    with client.lock("job") as lease:
+        release_on_commit(lease, connection)
+        connection.commit()
+        with suppress(LeaseLost):  # no other client has had the name yet
+            release_on_commit(lease, connection)
+            assert not is_free(other)
+        connection.rollback()
+        with other.lock("job"), pytest.raises(LeaseLost, match="it was released"):
+            release_on_commit(lease, connection)
+        connection.rollback()
+    assert other.inspect() == []
+
+
 def test_process_that_dies_before_its_commit_keeps_the_lease(client, other, application) -> None:
     connection = application.connect()
     lease = client.lock("job").acquire()

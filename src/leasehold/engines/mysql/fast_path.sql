@@ -8,7 +8,7 @@
 -- `token` is the last one given out: any other grant, by any client, changes it, and so makes `sole_token` outdated. A
 -- claim that joins a queue sets `sole_token` to null. An unclaimed reservation becomes a queue entry too, but it was a
 -- grant before. So `sole_token` may say "unknown" without need, but it is never wrong. The slow path sets it again now
--- and then. (A transaction of the application may delete the grant of this token, see release_on_commit.sql, and leave
+-- and then. (A transaction of the application may end the grant of this token, see release_on_commit.sql, and leave
 -- `sole_token` as it is: the next attempt then takes the slow path.)
 --
 -- All reads here are by statements that lock, so the session's isolation level does not matter. Only the token's time

@@ -244,9 +244,6 @@ advance: begin
         end if;
         select min(if(until > _now, until, _now + 100000)), max(state = 1) into _end, _reserved
             from lh_grant where namespace = _namespace and name = _name;
-        if _end is null then  -- a transaction of the application has just released the grant (release_on_commit.sql)
-            iterate heads;
-        end if;
         set _recheck_at = if(_reserved, least(_end, _now + 1000000), _end);
         if _id_hash = _caller_id_hash then
             if _notified_id_hash <> _id_hash or _notified_recheck_at <> _recheck_at then

@@ -1,50 +1,44 @@
 -- A release that is part of a transaction of the application: it takes effect when that transaction commits, and not at
 -- all if the transaction, or the savepoint around the call, is rolled back.
 --
--- The transaction deletes the grant's row. Until it has committed, the row is locked, and all others still see it: their
--- attempts find the name taken, because they lock no row that is not free (lock_state.sql), renewals leave the grant the
--- end it has, and a break waits. So no other claim is granted the name before the commit, even if the ttl is over.
+-- The transaction changes the grant's row to cooling, and to what is left of its min_hold: mostly nothing, and then the
+-- next verb on the name removes it. Until the transaction has committed, the row is locked, and all others still see it
+-- held: their attempts find the name taken, because they lock no row that is not free (lock_state.sql), renewals leave
+-- the grant the end it has, and a break waits. So no other claim is granted the name before the commit, even if the ttl
+-- is over.
 --
--- The commit does not lock the bucket. So a held grant may vanish between two reads of a verb that has the bucket locked,
--- which then decides as if it had asked a moment earlier or later. No grant appears or changes that way.
+-- The commit does not lock the bucket. So a held grant may become one that is over between two reads of a verb that has
+-- the bucket locked, which then decides as if it had asked a moment earlier or later. No grant appears that way.
 
 delimiter $$
 
 -- 'held': done, and no other claim gets the name until the transaction ends. Otherwise nothing was changed: 'not held';
 -- 'no transaction': each statement of this call is a transaction of its own, and the grant would end at once. A
--- savepoint shows which: without a transaction it is gone after its statement. The savepoint lh_released ends with the
--- transaction, or if what was deleted before it comes back: while it exists, @lh_released lists what this transaction
--- has released, so that the call may be repeated.
+-- savepoint shows which: without a transaction it is gone after its statement. It is the newest one when it is released,
+-- which also ends all newer ones: those of the application must stay.
+-- The call may be repeated: it finds its own row. A row that an earlier transaction left proves as much, because it is
+-- removed before any other claim is granted in its place.
 create procedure if not exists lh_release_on_commit_v1(
     _namespace varbinary(255), _name varbinary(255), _token bigint, _id_hash varbinary(64)
 )
 begin
-    declare _locked, _cools_until bigint;
+    declare _cools_until bigint;
     declare _now bigint default timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
     declare exit handler for 1305 select 'no transaction';  -- 1305: there is no such savepoint
     savepoint lh_in_transaction;
     release savepoint lh_in_transaction;
-    begin
-        declare continue handler for 1305 set @lh_released = '';
-        release savepoint lh_released;
-    end;
-    if find_in_set(_token, @lh_released) = 0 then
-        select token, least(since, _now) + min_hold into _locked, _cools_until from lh_grant
-            where namespace = _namespace and name = _name and token = _token and id_hash = _id_hash and state = 2
-                and until > timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))
-            for update;
-        if _cools_until > _now then
-            update lh_grant set state = 3, delay = 0, until = _cools_until
-                where namespace = _namespace and name = _name and token = _token;
-        elseif _locked is not null then
-            delete from lh_grant where namespace = _namespace and name = _name and token = _token;
-        end if;
-        if _locked is not null then
-            set @lh_released = concat_ws(',', nullif(@lh_released, ''), _token);
-        end if;
+    select greatest(least(since, _now) + min_hold, _now) into _cools_until from lh_grant
+        where namespace = _namespace and name = _name and token = _token and id_hash = _id_hash
+            and (state = 3 and delay = 0
+                or state = 2 and until > timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))
+        for update;
+    if _cools_until is null then
+        select 'not held';
+    else
+        update lh_grant set state = 3, delay = 0, until = _cools_until
+            where namespace = _namespace and name = _name and token = _token;
+        select 'held';
     end if;
-    savepoint lh_released;
-    select if(find_in_set(_token, @lh_released) > 0, 'held', 'not held');
 end
 $$
 
