@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_origin
 from urllib.parse import quote, urlencode
 
 from leasehold.credentials import PasswordArgument
@@ -27,8 +27,7 @@ class PoolSettings(NamedTuple):
 def settings_of(pool: object) -> PoolSettings:
     """Raises ConfigError for an object that is no pool of a known library, and for settings without a counterpart."""
     for kind in type(pool).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if package in _READERS:
+        if (package := _package(kind)) in _READERS:
             return _READERS[package](pool)
     raise ConfigError(
         "a client takes an engine's URL, a client or pool of redis-py, a pool of psycopg_pool, or an engine of "
@@ -36,14 +35,19 @@ def settings_of(pool: object) -> PoolSettings:
     )
 
 
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
 # -------------------------------------------------------------------------------- redis-py
 
+_REDIS_PACKAGES: Final = ("redis", "valkey")
 _REDIS_TLS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
 # How redis-py itself talks to the server: nothing to do with ours.
 _REDIS_IGNORED: Final = (
     *("client_name", "command_packer", "decode", "driver_info", "encoding", "event_dispatcher", "health", "himport"),
-    *("legacy", "lib_", "maint_", "max_connections", "orig_", "parser_class", "protocol", "redis_connect_func"),
-    *("retry", "single_connection", "socket_connect_timeout", "socket_keepalive", "socket_read_size", "socket_timeout"),
+    *("legacy", "lib_", "maint_", "max_connections", "orig_", "parser_class", "protocol", "retry"),
+    *("single_connection", "socket_connect_timeout", "socket_keepalive", "socket_read_size", "socket_timeout"),
 )
 
 
@@ -56,14 +60,19 @@ def _redis(client: Any) -> PoolSettings:
             "redis+sentinel://host1,host2/service or redis+cluster://host1,host2, with password= for the password"
         )
     set_options = {name: value for name, value in given.items() if value not in (None, False)}
+    if _package(connection_class := pool.connection_class) not in _REDIS_PACKAGES:
+        _refuse_further("redis-py", ["connection_class"])  # it may connect to another host, or in another way
     provider = set_options.pop("credential_provider", None)
     user, password = set_options.pop("username", None) or "", set_options.pop("password", None)
     if provider is not None:
-        *users, _ = provider.get_credentials()  # (user, password) or (password,)
+        try:
+            *users, _ = provider.get_credentials()  # (user, password) or (password,)
+        except Exception as error:  # without its text, which may show the password
+            raise ConfigError(f"the credential_provider of this pool raised {type(error).__name__}") from None
         user, password = "".join(users), lambda: provider.get_credentials()[-1]
     database, host = set_options.pop("db", 0), set_options.pop("host", "localhost")
     port, path = set_options.pop("port", 6379), set_options.pop("path", "")
-    tls = "ssl_cert_reqs" in given or "SSL" in getattr(pool.connection_class, "__name__", "")
+    tls = "ssl_cert_reqs" in given or "SSL" in connection_class.__name__
     options = {name: _redis_tls_text(set_options.pop(name)) for name in _REDIS_TLS if name in set_options}
     _refuse_further("redis-py", [name for name in set_options if not name.startswith(_REDIS_IGNORED)])
     userinfo = f"{quote(user, safe='')}@" if user else ""
@@ -86,6 +95,9 @@ _PSYCOPG_IGNORED: Final = ("autocommit", "context", "cursor_factory", "prepare_t
 def _psycopg_pool(pool: Any) -> PoolSettings:
     from psycopg import Error
     from psycopg.conninfo import conninfo_to_dict
+
+    if _package(get_origin(pool.connection_class) or pool.connection_class) != "psycopg":
+        _refuse_further("psycopg_pool", ["connection_class"])  # its `connect` may add a password, for instance
 
     def read() -> dict[str, Any]:
         conninfo, more = (value() if callable(value) else value for value in (pool.conninfo, pool.kwargs))
@@ -153,6 +165,8 @@ def _connect_arguments(engine: Any) -> tuple[list[Any], dict[str, Any]]:
         engine.pool.recreate().connect().close()
     except _Captured:
         return found[0]
+    except Exception:  # of the function, and its text may show a password
+        raise ConfigError(_OWN_CONNECTIONS) from None
     finally:
         event.remove(engine, "do_connect", capture)
     raise ConfigError(_OWN_CONNECTIONS)
@@ -197,8 +211,7 @@ def _refuse_further(library: str, names: list[str]) -> None:
 
 
 _READERS: Final[dict[str, Callable[[Any], PoolSettings]]] = {
-    "redis": _redis,
-    "valkey": _redis,
+    **dict.fromkeys(_REDIS_PACKAGES, _redis),
     "psycopg_pool": _psycopg_pool,
     "sqlalchemy": _sqlalchemy,
 }

@@ -11,7 +11,9 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from typing import Any
 
+import psycopg
 import psycopg_pool
 import pytest
 import redis
@@ -424,6 +426,21 @@ def test_log_of_sqlalchemy_shows_no_password(caplog) -> None:
     assert "opensesame" not in caplog.text + repr(settings)
 
 
+class TunnelledConnection(redis.Connection):
+    """Another program's way to its server: without it, the password would go to another host or in clear text."""
+
+
+class OwnConnection(psycopg.Connection[Any]):
+    @classmethod
+    def connect(cls, *arguments: Any, **named: Any) -> Any:
+        raise AssertionError("never called")
+
+
+class FailingProvider(redis.CredentialProvider):
+    def get_credentials(self) -> tuple[str, str]:
+        raise RuntimeError("opensesame is not the token")
+
+
 @pytest.mark.parametrize(
     ("pool", "text"),
     [
@@ -431,6 +448,10 @@ def test_log_of_sqlalchemy_shows_no_password(caplog) -> None:
         (7, "not an object of type int"),
         (redis.Redis(ssl=True, ssl_ciphers="AES"), "has the setting 'ssl_ciphers'"),
         (redis.Sentinel([("localhost", 1)]).master_for("x"), r"redis\+sentinel://"),
+        (redis.ConnectionPool(connection_class=TunnelledConnection), "'connection_class'"),
+        (redis.Redis(redis_connect_func=lambda connection: None), "'redis_connect_func'"),
+        (psycopg_pool.ConnectionPool("", open=False, connection_class=OwnConnection), "'connection_class'"),
+        (sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: None), "creator="),
         (sqlalchemy.create_engine("sqlite://"), "not 'sqlite'"),
         (sqlalchemy.create_engine("mysql+pymysql://h/d", connect_args={"ssl": {"ca": "x"}}), "has the setting 'ssl'"),
     ],
@@ -438,3 +459,17 @@ def test_log_of_sqlalchemy_shows_no_password(caplog) -> None:
 def test_pool_whose_settings_cannot_be_kept_is_refused(pool, text) -> None:
     with pytest.raises(ConfigError, match=text):
         Client(pool)
+
+
+def test_classes_of_the_libraries_themselves_are_accepted() -> None:
+    row_type = psycopg.Connection[dict[str, Any]]
+    pool = psycopg_pool.ConnectionPool("host=127.0.0.1", open=False, connection_class=row_type)
+    assert settings_of(pool).url == "postgresql://127.0.0.1/"
+    tls = redis.ConnectionPool(connection_class=redis.SSLConnection, host="127.0.0.1")
+    assert settings_of(tls).url.startswith("rediss://127.0.0.1:6379/0")
+
+
+def test_provider_that_fails_is_refused_without_its_text() -> None:
+    with pytest.raises(ConfigError, match="credential_provider .* raised RuntimeError") as refused:
+        Client(redis.Redis(credential_provider=FailingProvider()))
+    assert "opensesame" not in "".join(traceback.format_exception(refused.value))
