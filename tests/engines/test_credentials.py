@@ -470,6 +470,6 @@ def test_classes_of_the_libraries_themselves_are_accepted() -> None:
 
 
 def test_provider_that_fails_is_refused_without_its_text() -> None:
-    with pytest.raises(ConfigError, match="credential_provider .* raised RuntimeError") as refused:
+    with pytest.raises(ConfigError, match="raised RuntimeError") as refused:
         Client(redis.Redis(credential_provider=FailingProvider()))
     assert "opensesame" not in "".join(traceback.format_exception(refused.value))
