@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
@@ -183,6 +185,45 @@ def test_cancelled_take_over_never_gives_two_holders() -> None:
     found = [asyncio.run(run(steps, f"memory://cancelled-{steps}-{os.urandom(4).hex()}")) for steps in range(12)]
     assert all(holders <= 1 for _, holders in found)
     assert any(finished and holders == 1 for finished, holders in found)
+
+
+def test_ctrl_c_at_every_line_of_hand_over_leaves_it_held_or_free(bench, wait_until) -> None:
+    client, texts = bench.client(ttl=600), list[str]()
+    lock = client.lock("job", require=OUTLIVES)
+    previous, line, uninterrupted = sys.gettrace(), 0, 0
+    while uninterrupted < 3:
+        lease, line = lock.acquire(wait=0), line + 1
+        sys.settrace(InterruptedLine(line, lease_document.hand_over.__code__))
+        try:
+            texts.append(lease.hand_over())
+            uninterrupted += 1
+        except KeyboardInterrupt:
+            uninterrupted = 0
+        finally:
+            sys.settrace(previous)
+        if texts:
+            assert client.take_over(texts.pop()).release()
+        elif lease.held:
+            assert lease.release()
+        probe.wake_watchdog(client)
+        wait_until(lambda: bench.held_names() == [], 30)
+    assert line > 20
+
+
+class InterruptedLine:
+    """Raises KeyboardInterrupt before the nth line that a function runs."""
+
+    def __init__(self, number: int, code: CodeType) -> None:
+        self._remaining, self._code = number, code
+
+    def __call__(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if frame.f_code is not self._code:
+            return None
+        if event == "line":
+            self._remaining -= 1
+            if self._remaining == 0:
+                raise KeyboardInterrupt
+        return self
 
 
 def test_client_closed_during_take_over_leaves_nothing_held() -> None:

@@ -342,13 +342,6 @@ class BaseLease:
             return False
         return True
 
-    def _end_handed_over(self) -> bool:
-        """End it as RELEASED, and send nothing: another process goes on with the grant. False: it had already ended."""
-        if not self._end_released("handed over"):
-            return False
-        self._core.held_locks.mark_released(self)
-        return True
-
     def _end_committed(self) -> bool:
         """The engine has no such grant any more: end it as RELEASED if a transaction was to release it when it commits.
         False: none was, or it has already ended. After the local deadline the ttl may have ended the grant."""
@@ -363,11 +356,16 @@ class BaseLease:
             if not self.held:
                 return False
             self._final_state, self._release_started = RELEASED, True
+        self._report_released(reason, on_callback_thread)
+        return True
+
+    def _report_released(self, reason: str, on_callback_thread: bool = False) -> None:
+        """After it has ended as RELEASED without a release."""
+        core = self._core
         core.watchdog.unwatch(self._claim.id_hash)
         self._set_signals()
         about = (self._claim, self._token, self._grant_asked_at, self.slot)
         core.emit("released", *about, reason=reason, on_callback_thread=on_callback_thread)
-        return True
 
     def _invalidate(self, reason: Reason) -> None:
         """End it as LOST without any notification: this process or client no longer has a say over the grant."""

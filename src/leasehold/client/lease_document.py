@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 from leasehold.client.acquire import without_min_hold
 from leasehold.client.core import ClientCore
-from leasehold.client.lease import BaseLease
+from leasehold.client.lease import RELEASED, BaseLease
 from leasehold.config import check_limit, check_seconds, check_ttl
 from leasehold.core import timing
 from leasehold.core.names import FORMAT, MAX_NAME_BYTES, check_name, check_namespace, hash_id, make_claim_id
@@ -202,6 +202,7 @@ async def hand_over(lease: BaseLease) -> str:
     ticket = Ticket(_ticket_name(claim.name, id_hash[:16]), secret)
     holder = claim.holder._replace(purpose=f"hand-over of {claim.name}"[:200])
     ticket_claim = Claim(claim.namespace, ticket.name, secret, id_hash, holder, claim.ttl)
+    ended = False
     try:
         asked_at = runtime.now()
         reply = await engine.attempt(ticket_claim, timing.call_deadline(asked_at, core.options.call_timeout, claim.ttl))
@@ -209,12 +210,18 @@ async def hand_over(lease: BaseLease) -> str:
             raise Unavailable(f"the ticket for {lease.name} was not granted", engine=core.engine_name)
         document = {**dump(lease, ticket), "left": round(lease.remaining, 3)}
         text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-        if not lease._end_handed_over():
+        with core.mutex:
             lease.check()
+            # In one step: without a call, Ctrl-C does not come between.
+            lease._final_state, lease._release_started, ended = RELEASED, True, True
+        lease._report_released("handed over")
+        core.held_locks.mark_released(lease)
+        return text
     except BaseException:
         engine.forget(ticket_claim)
+        if ended:  # interrupted: no process gets the text, so none would ever release the lease
+            engine.forget(claim)
         raise
-    return text
 
 
 def _ticket_name(name: str, unique: str) -> str:
