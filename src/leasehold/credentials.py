@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 PasswordArgument: TypeAlias = str | Callable[[], str]
 
-_MAX_RUNNING: Final = 8  # calls of a function at a time, under asyncio
+_MAX_RUNNING: Final = 32  # calls of a function at a time
+_PAUSE: Final = 0.01  # seconds between two looks at how many are running
 _MAX_PASSWORD: Final = 65_536  # characters: tokens of cloud services have a few thousand
 
 
@@ -61,12 +62,14 @@ class Password:
         return found
 
     async def read_with(self, runtime: Runtime, deadline: float) -> str:
-        """The same. Under asyncio a function runs on a thread of its own, because it may ask a service for the
-        password, and is not waited for beyond the deadline."""
-        if isinstance(self._source, str) or runtime.blocking:
-            return self.read()
-        if len(self._running) >= _MAX_RUNNING:
-            raise Unavailable(f"{self._description} has not returned from {_MAX_RUNNING} earlier calls")
+        """The same, but a function runs on a thread of its own, and is not waited for beyond the deadline: it may ask a
+        service for the password, and the watchdog must report lost leases meanwhile."""
+        if isinstance(self._source, str):
+            return self._source
+        while len(self._running) >= _MAX_RUNNING:
+            if runtime.now() >= deadline:
+                raise Unavailable(f"{self._description} has not returned from {_MAX_RUNNING} earlier calls")
+            await runtime.sleep(_PAUSE)
         call, done, found = object(), runtime.signal(), list[str | LeaseholdError]()
         self._running.add(call)
 
@@ -79,7 +82,11 @@ class Password:
                 self._running.discard(call)
                 done.set()
 
-        runtime.start_thread(run, "leasehold-password")
+        try:
+            runtime.start_thread(run, "leasehold-password")
+        except RuntimeError:  # the program ends: a release may still need a connection
+            self._running.discard(call)
+            return self.read()
         if not await done.wait(deadline - runtime.now()):
             raise Unavailable(f"{self._description} did not return in time: the password is not known")
         if isinstance(found[0], LeaseholdError):

@@ -249,16 +249,18 @@ def test_function_that_gives_no_password_fails_the_call(source: Callable[[], str
 
 @pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError])
 def test_function_that_exits_does_not_end_the_thread_that_renews(raised) -> None:
-    user, lost = RedisUser(single_server(), "redis"), threading.Event()
+    user, granted, lost = RedisUser(single_server(), "redis"), threading.Event(), threading.Event()
     user.change("opensesame")
 
     def source() -> str:
-        if threading.current_thread() is threading.main_thread():
+        if not granted.is_set():
             return "opensesame"
         raise raised
 
     with Client(user.url, password=source, ttl=0.5) as client:
         lease = client.lock(uuid.uuid4().hex, wait=0).acquire()
+        granted.set()
+        user.change("opensesame")  # ends all connections
         lease.on_lost(lambda _: lost.set())
         assert lost.wait(30), "nothing reported the loss"
     user.remove()
@@ -333,15 +335,69 @@ def test_function_that_does_not_return_costs_a_task_no_more_than_its_call(scheme
                 await client.lock("a").acquire(wait=0)
             check_elapsed(began, 1.5)
             password_ = Password(password, "password=")
-            calls = [password_.read_with(client._core.runtime, client._core.runtime.now() + 0.2) for _ in range(9)]
+            calls = [password_.read_with(client._core.runtime, client._core.runtime.now() + 0.2) for _ in range(33)]
             errors = [str(error) for error in await asyncio.gather(*calls, return_exceptions=True)]
-            assert "has not returned from 8 earlier calls" in errors[8]
+            assert "has not returned from 32 earlier calls" in errors[32]
             gate.set()
 
     try:
         asyncio.run(run())
     finally:
         gate.set()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql", "mysql", "etcd"])
+def test_function_that_does_not_return_costs_a_thread_no_more_than_its_call(scheme) -> None:
+    gate = threading.Event()
+
+    def password() -> str:
+        gate.wait(120)
+        return "late"
+
+    with Client(f"{scheme}://u@127.0.0.1:1/", password=password, call_timeout=0.3) as client:
+        with pytest.raises(Unavailable):
+            client.lock("a").acquire(wait=0)
+        assert not gate.is_set()
+    gate.set()
+
+
+def test_function_that_does_not_return_delays_no_report_of_a_loss() -> None:
+    user, granted, gate, lost = RedisUser(single_server(), "redis"), *(threading.Event() for _ in range(3))
+    user.change("opensesame")
+
+    def password() -> str:
+        if granted.is_set():
+            gate.wait(120)
+        return "opensesame"
+
+    with Client(user.url, password=password, ttl=1, call_timeout=1) as client:
+        lease = client.lock(uuid.uuid4().hex, wait=0).acquire()
+        granted.set()
+        user.change("opensesame")  # ends all connections
+        lease.on_lost(lambda _: lost.set())
+        assert lost.wait(60), "nothing reported the loss while the function had not returned"
+    gate.set()
+    user.remove()
+
+
+def test_many_threads_may_ask_a_slow_function_at_once() -> None:
+    user, granted = RedisUser(single_server(), "redis"), list[bool]()
+    user.change("opensesame")
+
+    def password() -> str:
+        time.sleep(0.05)  # a service that takes its time
+        return "opensesame"
+
+    with Client(user.url, password=password, call_timeout=60) as client:
+        name = uuid.uuid4().hex
+        tasks = [lambda n=n: granted.append(client.lock(f"{name}/{n}", wait=0).acquire().release()) for n in range(70)]
+        threads = [threading.Thread(target=task) for task in tasks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert granted == [True] * 70
+    user.remove()
 
 
 def test_pool_of_psycopg_gives_its_settings(namespace) -> None:
