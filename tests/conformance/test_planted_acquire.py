@@ -51,6 +51,11 @@ def smaller_limit_ends_grants(patch: Patch) -> None:
     patch(LockState, "set_limit", set_limit)
 
 
+@planted_bugs.bug("E1", "smaller_limit_withdraws_reservations")
+def smaller_limit_keeps_reservations(patch: Patch) -> None:
+    patch(LockState, "_withdraw_reservation", lambda self, entry: None)
+
+
 @planted_bugs.bug("E4", "larger_limit_wakes_the_waiters_that_fit")
 def larger_limit_wakes_no_waiter(patch: Patch) -> None:
     original = LockState.set_limit

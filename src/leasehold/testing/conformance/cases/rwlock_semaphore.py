@@ -108,6 +108,21 @@ async def smaller_limit_ends_no_grant_and_grants_none_until_drained(t: CaseConte
     await holder.set_limit(None)
 
 
+@case(needs={"resizable"}, shows=("E1",))
+async def smaller_limit_withdraws_reservations(t: CaseContext) -> None:
+    holder, other = t.driver(), t.driver()
+    permits = [await holder.acquire(holder.claim(kind="semaphore", limit=2, ttl=_LONG)) for _ in range(2)]
+    waiter = other.waiter(kind="semaphore", limit=2, ttl=_LONG)
+    await other.busy(waiter)
+    await holder.release(permits[0])  # reserves a permit for the waiter
+    await holder.set_limit(1)
+    assert isinstance(await other.attempt(waiter), Busy), "a reservation from before would be a second grant"
+    await holder.alive(permits[1])
+    await holder.release(permits[1])
+    await other.granted(waiter)
+    await holder.set_limit(None)
+
+
 @case(needs={"resizable", "push"}, shows=("E1", "E4"))
 async def larger_limit_wakes_the_waiters_that_fit(t: CaseContext) -> None:
     holder, other = t.driver(), t.driver()
