@@ -86,6 +86,15 @@ def test_lease_can_be_handed_over_again(bench) -> None:
     assert taken._max_hold_at - bench.clock.at == pytest.approx(85)
 
 
+def test_taken_over_lease_keeps_the_name_for_its_min_hold(bench) -> None:
+    taken = bench.client().take_over(hand_over(bench.client(), min_hold=60, delay=7))
+    assert (taken._claim.min_hold, taken._claim.delay) == (60, 7)
+    assert taken.release()
+    assert bench.client().lock("job").try_acquire() is None
+    bench.clock.at += 60
+    assert bench.client().lock("job").acquire(wait=0).release()
+
+
 def test_lease_expires_if_it_is_not_taken_over_in_time(bench) -> None:
     text = hand_over(bench.client(), ttl=30)
     assert json.loads(text)["left"] == pytest.approx(29.7)

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from leasehold import Client, ConfigError, Deadlocked, NotAcquired, Unavailable, Unsupported
+from leasehold.client import deadlock_search
 from leasehold.client.deadlock_search import FIRST_SEARCH, MIN_INTERVAL, DeadlockSearches, WaitSearch
 from leasehold.core.deadlocks import Deadlock, deadlocks
 from leasehold.errors import AccessDenied
@@ -69,6 +70,28 @@ def test_multilock_that_is_deadlocked_releases_what_it_has(url) -> None:
         for thread in threads:
             thread.join(60)
         assert [type(error) for error in errors] == [Deadlocked]
+        assert client.inspect() == []
+
+
+def test_pool_that_is_deadlocked_in_all_queues_raises_and_leaves_them(url, monkeypatch) -> None:
+    monkeypatch.setattr(deadlock_search, "TURN", 0.0)  # the other thread waits on: this one gives up
+    with Client(url) as client, Client(url) as other:
+        pool_is_held = threading.Barrier(2)
+
+        def wait_for_own() -> None:
+            with other.lock("gpu0"), other.lock("gpu1"):
+                pool_is_held.wait(30)
+                with other.lock("own", wait=60):
+                    pass
+
+        thread = threading.Thread(target=wait_for_own)
+        thread.start()
+        with client.lock("own"):
+            pool_is_held.wait(30)
+            with pytest.raises(Deadlocked):
+                client.any_of(["gpu0", "gpu1"], on_deadlock="raise", wait=60).acquire()
+        thread.join(60)
+        assert not thread.is_alive()
         assert client.inspect() == []
 
 
