@@ -78,6 +78,23 @@ def test_lock_in_a_transaction_is_released_after_the_rollback() -> None:
         assert holders() == []  # what it protected was undone
 
 
+def test_lock_in_a_transaction_is_released_before_a_hook_that_fails() -> None:
+    """Django drops the hooks behind one that raises, and the traceback kept the lock for as long as itself."""
+
+    def fail() -> None:
+        raise RuntimeError("the mail server is down")
+
+    try:
+        with transaction.atomic():
+            transaction.on_commit(fail)
+            with lock("stock:7"):
+                pass
+    except RuntimeError:
+        assert holders() == []
+    else:
+        pytest.fail("the hook did not run")
+
+
 def test_lock_entered_again_in_its_transaction_gives_the_same_lease() -> None:
     with transaction.atomic():
         with lock("stock:7") as first:

@@ -108,6 +108,7 @@ def lock(name: str, *, using: str | None = None, **options: Unpack[LockArguments
         stack = ExitStack()
         lease = stack.enter_context(client().lock(name, **options))
         transaction.on_commit(_HeldInTransaction(lease, stack), using=using)  # no other reference: see there
+        connection.run_on_commit.insert(0, connection.run_on_commit.pop())  # ahead of hooks that may fail or take long
     lease.check()
     yield lease
     lease.check()
