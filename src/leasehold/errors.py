@@ -66,7 +66,21 @@ class LeaseholdError(Exception):
         return escape(super().__str__() if self._text is None else self._text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__.copy())
+        return _rebuild, (_class_for_others(type(self)), self.args, self.__dict__.copy())
+
+
+def _class_for_others(kind: type[LeaseholdError]) -> type[LeaseholdError]:
+    """A class of this module, which all programs with Leasehold have: an engine's own subclass may need a driver."""
+    if not kind.__module__.startswith("leasehold."):
+        return kind  # of the program itself
+    return next(base for base in kind.__mro__ if base.__module__ == __name__)
+
+
+def for_other_processes(error: LeaseholdError) -> LeaseholdError:
+    """The error as another process gets it if it is pickled. For those who write down no more than its class and
+    `args`."""
+    kind = _class_for_others(type(error))
+    return error if kind is type(error) else _rebuild(kind, error.args, error.__dict__.copy())
 
 
 def _rebuild(kind: type[LeaseholdError], args: tuple[object, ...], attributes: dict[str, object]) -> LeaseholdError:
@@ -140,10 +154,10 @@ class Deadlocked(NotAcquired):
     """The caller waited in a cycle, for ever. For locks with `on_deadlock="raise"`. `cycle` describes it; `names` are
     those that its members wait for. Release what you hold, and try again."""
 
-    def __init__(self, name: str, cycle: str, names: tuple[str, ...] = ()) -> None:
-        self.cycle, self.names = cycle, names
+    def __init__(self, name: str, cycle: str, names: Sequence[str] = ()) -> None:
+        self.cycle, self.names = cycle, tuple(names)
         super().__init__(name)
-        self.args = (name, cycle, names)
+        self.args = (name, cycle, self.names)
         self._text = (
             f"waiting for {name} is a deadlock: {cycle}; release what this thread or task holds and try again, or take "
             "all names at once with multilock"
@@ -203,6 +217,7 @@ class Reentered(Unavailable):
 
     def __init__(self) -> None:
         super().__init__("called from a finaliser or signal handler while the same thread was inside the engine")
+        self.args = ()
 
 
 class TransactionOpen(Unavailable):

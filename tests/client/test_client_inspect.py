@@ -11,6 +11,7 @@ import pytest
 
 import leasehold
 from leasehold import ConfigError, Event, LeaseLost, NotAcquired, Unavailable
+from leasehold.errors import Reentered
 
 
 def test_inspect_shows_holders(bench, wait_until) -> None:
@@ -113,6 +114,8 @@ def test_errors_survive_pickling_and_celerys_json(bench) -> None:
         leasehold.StaleToken("file", token=3, highest=4),
         leasehold.Conflict("a", attempts=3),
         leasehold.RunFailed("k", error="ValueError", token=3),
+        leasehold.Deadlocked("a", cycle="a waits for b", names=("a", "b")),
+        Reentered(),
         ConfigError("bad"),
     ]
     for error in errors:

@@ -1,6 +1,7 @@
 """`singleton` of Celery without a worker: tasks run eagerly, or are sent to a broker in memory."""
 
 import inspect
+import pickle
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -225,6 +226,23 @@ def test_silent_engine_fails_the_task_before_it_begins(app, bench) -> None:  # n
     sent.delay()
     sent.delay()
     assert messages(app) == 2  # sent all the same: the lock is acquired when a task starts
+
+
+def test_error_of_an_engine_reaches_senders_that_do_not_use_it(app) -> None:
+    """They have not imported that engine's own subclass of the error, and may have no driver for it."""
+    with Client("redis://127.0.0.1:1") as refused:
+
+        @app.task
+        @singleton("report", client=refused)
+        def report():
+            pytest.fail("ran")
+
+        with pytest.raises(Unavailable) as down:
+            report.apply(throw=True).get()
+    assert type(down.value) is Unavailable
+    assert down.value.engine == "redis"
+    assert type(down.value.__cause__) is not Unavailable  # the case above
+    assert type(pickle.loads(pickle.dumps(down.value.__cause__))) is Unavailable
 
 
 def test_singleton_refuses_what_it_cannot_keep(app) -> None:

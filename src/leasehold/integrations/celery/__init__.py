@@ -37,7 +37,7 @@ from leasehold.client import lease_document
 from leasehold.client.decorator import LockedFunction, accepted_parameters, call_filled
 from leasehold.config import Duration, LockArguments, check_seconds, lock_options
 from leasehold.core.timing import NEVER
-from leasehold.errors import ConfigError, NotAcquired, Unavailable
+from leasehold.errors import ConfigError, LeaseholdError, NotAcquired, Unavailable, for_other_processes
 from leasehold.runtime.base import run_sync
 
 __all__ = ["SingletonTask", "client", "singleton"]
@@ -115,7 +115,13 @@ def singleton(
         policy = _Policy(fn, name, on_busy, at, retry_seconds, queued_seconds, client, options)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            return policy.run(args, kwargs)
+            try:
+                return policy.run(args, kwargs)
+            except LeaseholdError as error:
+                known = for_other_processes(error)  # Celery's JSON has the class and `args`: the sender must know both
+                if known is error:
+                    raise
+                raise known from error
 
         policy.function.wrap(run)
         run.__dict__.setdefault("__signature__", inspect.signature(fn))  # Celery checks arguments by it
