@@ -115,7 +115,7 @@ class Jobs:
 @pytest.fixture(params=["RQ", "Dramatiq", "huey", "arq"])
 def jobs(request, tmp_path):
     if request.param == "arq" and importlib.util.find_spec("arq") is None:
-        pytest.skip("arq needs redis-py below 6, and is not installed beside the redis-py of these tests")
+        pytest.skip("arq needs redis-py below 6, which the other tests do not: `make oldest` runs this one")
     jobs = Jobs(tmp_path, request.param)
     yield jobs
     jobs.stop()
