@@ -155,6 +155,18 @@ def test_on_at_risk_is_called_once_until_a_renewal_succeeds(bench, wait_until) -
     assert seen == [(lease, LeaseState.AT_RISK)] * 2
 
 
+def test_on_at_risk_is_called_once_when_the_connection_is_lost(bench, wait_until) -> None:
+    client = bench.client()
+    lease, seen, ended = client.lock("a", ttl=30).acquire(), list[object](), threading.Event()
+    lease.on_at_risk(seen.append)
+    bench.transport.silent = True
+    for _ in range(3):
+        probe.registry(client).mark_all_at_risk("the connection broke")
+    probe.core(client).callbacks.submit(ended.set)  # behind all callbacks of the loss
+    assert ended.wait(60)
+    assert seen == [lease]
+
+
 def test_on_at_risk_is_called_at_once_if_registered_late(bench, wait_until) -> None:
     lease = bench.client().lock("a", ttl=30).acquire()
     bench.transport.silent = True
@@ -163,6 +175,48 @@ def test_on_at_risk_is_called_at_once_if_registered_late(bench, wait_until) -> N
     seen: list[str] = []
     lease.on_at_risk(lambda _: seen.append(threading.current_thread().name))
     wait_until(lambda: seen == ["leasehold-callbacks"])
+
+
+def test_on_at_risk_is_called_once_if_registered_during_a_failure(bench, wait_until, monkeypatch) -> None:
+    client = bench.client(on_event=lambda _: None)  # its event is submitted before the callbacks
+    lease, seen = client.lock("a", ttl=30).acquire(), list[object]()
+    callbacks = probe.core(client).callbacks
+    submit = callbacks.submit
+
+    def register_and_submit(*args) -> None:
+        monkeypatch.setattr(callbacks, "submit", submit)
+        lease.on_at_risk(seen.append)
+        submit(*args)
+
+    monkeypatch.setattr(callbacks, "submit", register_and_submit)
+    bench.transport.silent = True
+    with pytest.raises(Unavailable):
+        lease.verify()
+    ended = threading.Event()
+    callbacks.submit(ended.set)  # behind all callbacks of the failure
+    assert ended.wait(60)
+    assert seen == [lease]
+
+
+def test_on_at_risk_is_not_called_after_the_loss(bench, wait_until) -> None:
+    lease, seen, goes_on = bench.client().lock("a", ttl=30).acquire(), list[str](), threading.Event()
+
+    def first(_) -> None:
+        seen.append("at risk")
+        goes_on.wait(60)
+
+    lease.on_at_risk(first)
+    lease.on_at_risk(lambda _: seen.append("second"))
+    lease.on_lost(lambda _: seen.append("lost"))
+    bench.transport.silent = True
+    with pytest.raises(Unavailable):
+        lease.verify()
+    wait_until(lambda: seen == ["at risk"])
+    bench.clock.advance(31)
+    wait_until(lambda: lease.state is LeaseState.LOST)
+    goes_on.set()
+    wait_until(lambda: "lost" in seen)
+    assert seen == ["at risk", "lost"]
 
 
 def test_on_at_risk_is_not_called_for_ended_leases(bench) -> None:

@@ -11,8 +11,9 @@ import logging
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from enum import StrEnum
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
 from leasehold.client.acquire import fast_tuple, without_min_hold
@@ -238,9 +239,9 @@ class BaseLease:
 
     def on_at_risk(self, callback: Callable[[Self], object]) -> None:
         """Call `callback(lease)` each time the lease becomes AT_RISK because a renewal failed or the connection to the
-        engine was lost: once until a renewal has succeeded again. On the client's callback thread; at once if that has
-        happened already, and no renewal has succeeded since. A lease of a strict lock is lost instead if a renewal
-        fails.
+        engine was lost: once until a renewal has succeeded again, and never after the lease has ended. On the client's
+        callback thread; at once if that has happened already, and no renewal has succeeded since. A lease of a strict
+        lock is lost instead if a renewal fails.
 
         Not promised: that it runs as soon as `state` is AT_RISK. While a renewal is overdue and not yet given up, only
         `state` says so.
@@ -252,7 +253,7 @@ class BaseLease:
             self._at_risk_callbacks = [*(self._at_risk_callbacks or ()), callback]
             is_reported = self._renewal_failed
         if is_reported:
-            self._core.callbacks.submit(callback, self)
+            self._call_at_risk([callback])
 
     def __repr__(self) -> str:
         token = f"token={self._token}" if self.guaranteed else "not guaranteed"
@@ -615,6 +616,7 @@ class BaseLease:
             if in_time:
                 self._renewal_failed = True
                 self._renew_at = timing.retry_at(now, self._validity.valid_until, core.runtime.random())
+            callbacks = self._at_risk_callbacks  # one registered from here on finds the failure itself
         if not in_time:
             self._end_lost(self._expiry_reason())
             return
@@ -633,12 +635,19 @@ class BaseLease:
         if self._strict:
             self._end_lost("unreachable")
         elif newly_at_risk:
-            self._report_at_risk(error)
+            self._call_at_risk(callbacks or ())
+            core.report_at_risk(self, error)
 
-    def _report_at_risk(self, error: Unavailable) -> None:
-        for callback in self._at_risk_callbacks or ():
-            self._core.callbacks.submit(callback, self)
-        self._core.report_at_risk(self, error)
+    def _call_at_risk(self, callbacks: Iterable[Callable[[Self], object]]) -> None:
+        """Submit them to the callback thread, which skips those whose lease has ended before it gets to them."""
+        for callback in callbacks:
+
+            @wraps(callback)  # the log names the callback if it fails
+            def call_while_held(lease: Self, callback: Callable[[Self], object] = callback) -> None:
+                if lease.held:
+                    callback(lease)
+
+            self._core.callbacks.submit(call_while_held, self)
 
     def _mark_at_risk(self, why: str) -> None:
         """The engine lost its connection: the lease is at risk, and the watchdog renews it as soon as possible."""
@@ -646,9 +655,10 @@ class BaseLease:
         with core.mutex:
             if self._final_state is not None or self._renewal_failed:
                 return
-            self._renewal_failed = True
+            self._renewal_failed, callbacks = True, self._at_risk_callbacks
         self._renew_at = core.runtime.now()
-        self._report_at_risk(Unavailable(why, engine=core.engine_name))
+        self._call_at_risk(callbacks or ())
+        core.report_at_risk(self, Unavailable(why, engine=core.engine_name))
         core.watchdog.watch(self)
 
     async def _wait_lost(self, seconds: Duration | None) -> bool:
