@@ -50,9 +50,29 @@ def version() -> str:
     return "dev" if found.is_devrelease else str(found)
 
 
-def list_versions(output: Path) -> None:
-    """Write the list that the menu of every version reads, and a first page that leads to the newest."""
+_NOT_FOUND = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Not found - Leasehold</title>
+<style>
+  :root { color-scheme: light dark; }
+  body { font: 1rem/1.6 system-ui, sans-serif; max-width: 34rem; margin: 15vh auto; padding: 0 1.2rem; }
+  a { color: light-dark(#0b7a5a, #52cba4); }
+</style>
+<h1>This page does not exist</h1>
+<p>It may have another name in this version. Search from the <a id="home" href="/">first page</a>.</p>
+<script>
+  // A web server shows this page for any address: the site may be below a path, and the address may name a version.
+  const versions = %s;
+  const parts = location.pathname.split("/");
+  const at = parts.findIndex((part) => versions.includes(part));
+  if (at > 0) document.getElementById("home").href = parts.slice(0, at + 1).join("/") + "/index.html";
+</script>
+"""
 
+
+def list_versions(output: Path) -> None:
+    """Write the list that the menu of every version reads, a first page that leads to the newest, and the page that a
+    web server can show for an address that does not exist."""
     names = [page.parent.name for page in output.glob("*/index.html")]
     names.sort(key=lambda name: Version("0" if name == "dev" else name), reverse=True)
     (output / "versions.js").write_text(f"window.LEASEHOLD_VERSIONS = {json.dumps(names)};\n")
@@ -61,6 +81,7 @@ def list_versions(output: Path) -> None:
         f'<meta http-equiv="refresh" content="0; url={names[0]}/index.html">'
         f'<a href="{names[0]}/index.html">Leasehold {names[0]}</a>\n'
     )
+    (output / "404.html").write_text(_NOT_FOUND % json.dumps(names))
 
 
 def main(output: Path) -> int:

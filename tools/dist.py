@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,27 @@ def misplaced(sdist: Path, wheel: Path) -> list[str]:
     return found + [f"the wheel has {name}" for name in sorted(members(wheel)) if not name.startswith(places)]
 
 
+def unfinished(sdist: Path) -> list[str]:
+    """What the pages of a release may not say: that there is none, that it was not measured, that changes are new."""
+    release = re.fullmatch(r"leasehold-(\d+\.\d+\.\d+)\.tar\.gz", sdist.name)
+    if release is None:  # a development version or a release candidate
+        return []
+    texts = {name: text.decode() for name, text in members(sdist).items() if name.endswith(".md")}
+    wrong = [
+        f"{name}: {title} is not measured: run `make bench ARGS=report`"
+        for name, text in sorted(texts.items())
+        for title in re.findall(r"<!-- generated: (.+?) -->\n\*Not measured", text)
+    ]
+    unreleased, _, sections = texts["CHANGELOG.md"].partition("## Unreleased\n")[2].partition("\n## ")
+    if not sections.startswith(f"{release[1]}\n"):
+        wrong.append(f"CHANGELOG.md: the newest version is not {release[1]}")
+    if unreleased.strip() not in ("", "Nothing yet."):
+        wrong.append("CHANGELOG.md: move what is under Unreleased below the version")
+    first_pages = ("README.md", "site/index.md")
+    wrong += [f"{name}: says `there is no release yet`" for name in first_pages if "there is no release" in texts[name]]
+    return wrong
+
+
 def print_contents(path: Path) -> None:
     found = members(path)
     print(f"{path.name}: {len(found)} files, {path.stat().st_size:,} bytes")
@@ -114,6 +136,7 @@ def main(output: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         (sdist, wheel), (other_sdist, other_wheel) = built_twice(Path(folder), epoch)
         wrong = differences(sdist, other_sdist) + differences(wheel, other_wheel) + misplaced(sdist, wheel)
+        wrong += unfinished(sdist)
         if wrong:
             print("\n".join(wrong), file=sys.stderr)
             return 1

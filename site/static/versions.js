@@ -9,6 +9,12 @@ document.addEventListener("DOMContentLoaded", () => {
   menu.className = "versions";
   menu.setAttribute("aria-label", "Version");
   for (const version of versions) menu.add(new Option(version, version, false, version === current));
-  menu.addEventListener("change", () => { location.href = new URL(`../${menu.value}/index.html`, here); });
+  menu.addEventListener("change", async () => {
+    const chosen = new URL(`../${menu.value}/`, here);
+    const samePage = new URL(location.pathname.slice(here.pathname.length), chosen);
+    // From disk, a page cannot ask whether another exists.
+    const exists = location.protocol.startsWith("http") && await fetch(samePage, { method: "HEAD" }).then((answer) => answer.ok, () => false);
+    location.href = exists ? samePage : new URL("index.html", chosen);
+  });
   brand.after(menu);
 });

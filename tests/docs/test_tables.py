@@ -51,8 +51,13 @@ ENGINES = {
 
 # -------------------------------------------------------- generated from the code
 
+# Instead of a table without rows; `tools/dist.py` builds no release with it.
+NOT_MEASURED = "*Not measured in this version.*\n"
+
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    if not rows:
+        return NOT_MEASURED
     lines = [head, ("---",) * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n" for cells in lines)
 

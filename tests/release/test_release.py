@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import http.server
+import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
+import tarfile
 import threading
 import venv
 import zipfile
@@ -20,6 +22,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from tests.docs.test_tables import NOT_MEASURED
 from tests.support import builds
 from tests.support.paths import ROOT
 
@@ -43,6 +46,42 @@ def test_every_build_tool_is_pinned_with_a_hash():
     assert len(pinned) == text.count("==")
     required = re.search(r"(?m)^requires = (\[.*?\])", (ROOT / "pyproject.toml").read_text())[1]
     assert {Requirement(each).name for each in json.loads(required)} <= set(pinned)
+
+
+READY = {
+    "README.md": "pip install leasehold",
+    "site/index.md": "pip install leasehold",
+    "CHANGELOG.md": "# Changelog\n\n## Unreleased\n\nNothing yet.\n\n## 1.2.3\n\n- New.\n",
+    "docs/speed.md": "<!-- generated: speed -->\n| engine |\n| --- |\n| redis |\n<!-- end -->\n",
+}
+
+
+def unfinished_pages(monkeypatch, folder: Path, version: str, changes: dict[str, str]) -> list[str]:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    sdist = folder / f"leasehold-{version}.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name, text in {**READY, **changes}.items():
+            (folder / "page").write_text(text)
+            archive.add(folder / "page", f"leasehold-{version}/{name}")
+    return importlib.import_module("dist").unfinished(sdist)
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("README.md", "pip install .  # there is no release yet"),
+        ("CHANGELOG.md", READY["CHANGELOG.md"].replace("Nothing yet.", "- Another change.")),
+        ("CHANGELOG.md", READY["CHANGELOG.md"].replace("1.2.3", "1.2.2")),
+        ("docs/speed.md", f"<!-- generated: speed -->\n{NOT_MEASURED}<!-- end -->\n"),
+        ("site/index.md", "pip install .  # there is no release yet"),
+    ],
+    ids=["readme", "unreleased", "version", "table", "site"],
+)
+def test_release_with_an_unfinished_page_is_refused(monkeypatch, tmp_path, page, text):
+    assert unfinished_pages(monkeypatch, tmp_path, "1.2.3", {}) == []
+    assert unfinished_pages(monkeypatch, tmp_path, "1.2.3.dev4+g1a2b3c4d5", {page: text}) == []
+    (found,) = unfinished_pages(monkeypatch, tmp_path, "1.2.3", {page: text})
+    assert found.startswith(f"{page}: ")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import pytest
 
 from tests.support import builds
@@ -68,6 +70,29 @@ def test_menu_offers_the_versions_beside_this_one(site, browser) -> None:
     page.goto((site / "docs" / "tutorial.html").as_uri())
     assert page.locator("select.versions").input_value() == site.name
     assert page.locator("select.versions option").all_text_contents() == ["9.0.0", site.name]
+    page.close()
+
+
+def test_web_server_leads_to_the_same_page_of_another_version(site, browser) -> None:
+    def answer(route) -> None:
+        path = urlsplit(route.request.url).path
+        file = site.parent / path.lstrip("/").replace("9.0.0", site.name)
+        if path == "/versions.js":
+            route.fulfill(body=f'window.LEASEHOLD_VERSIONS = ["9.0.0", "{site.name}"];', content_type="text/javascript")
+        elif path == "/9.0.0/docs/concepts.html" or not file.is_file():
+            route.fulfill(status=404, path=site.parent / "404.html")
+        else:
+            route.fulfill(path=file)
+
+    page = browser.new_page()
+    page.route("http://leasehold.test/**", answer)
+    for name, leads_to in {"docs/tutorial.html": "docs/tutorial.html", "docs/concepts.html": "index.html"}.items():
+        page.goto(f"http://leasehold.test/{site.name}/{name}")
+        page.select_option("select.versions", "9.0.0")
+        page.wait_for_url(f"http://leasehold.test/9.0.0/{leads_to}")
+    page.goto(f"http://leasehold.test/{site.name}/docs/no-such-page.html")
+    page.get_by_role("link", name="first page").click()
+    page.wait_for_url(f"http://leasehold.test/{site.name}/index.html")
     page.close()
 
 

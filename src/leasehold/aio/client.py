@@ -319,7 +319,7 @@ class AsyncClient(BaseClient):
         """Change the limit of the semaphore `name` while it is in use, for operators. From then on the new limit counts
         for every client, whatever limit its program passes to `semaphore`, so that no program has to be restarted. It
         stays, even while the name is idle, until it is set again. None removes it: once the name is idle, the
-        programs' own limit counts again. `why` is the reason, for the event `resized`.
+        programs' own limit applies again. `why` is the reason, for the event `resized`.
 
         A larger limit lets waiters in at once. A smaller one ends no lease: nothing is granted until fewer than `limit`
         are held. `Mismatch`: the name is in use as a lock. `Unsupported`: the engine does not have the trait

@@ -234,7 +234,7 @@ def strict_options(command: F) -> F:
         click.option(
             "--strict",
             is_flag=True,
-            help="Give the lease up when one renewal fails or is overdue, instead of retrying until its time is up.",
+            help="Lose the lease as soon as one renewal fails or is overdue, instead of retrying until its time is up.",
         ),
     ):
         command = option(command)

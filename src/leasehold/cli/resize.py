@@ -20,7 +20,7 @@ from leasehold.cli.options import (
 EXAMPLES = """
 leasehold resize encoders 2                     at most 2 holders, whatever the programs say
 leasehold resize encoders 2 --reason 'the disk is slow' --audit audit.jsonl
-leasehold resize encoders --unset               the limit in the programs counts again
+leasehold resize encoders --unset               the limit of the programs applies again
 """
 
 
@@ -49,11 +49,11 @@ def resize(
 ) -> None:
     """Let at most N clients hold the semaphore NAME, from now on.
 
-    N counts for every client, whatever limit its program or `--slots` asks for, until you set another or remove it with
+    N applies to every client, whatever limit its program or `--slots` asks for, until you set another or remove it with
     --unset. No program has to be restarted. If N is larger than before, waiters are let in at once. If it is smaller,
     no holder is stopped: nothing is granted until fewer than N hold NAME.
 
-    After --unset, the limit stays until NAME is idle. Then the limit of its next client counts again.
+    After --unset, the limit stays until NAME is idle. Then the limit of its next client applies again.
 
     Exits 78 if NAME is in use as a lock, or if the engine cannot change a limit (etcd, ZooKeeper, Redlock).
     """

@@ -638,16 +638,16 @@ class BaseLease:
             self._call_at_risk(callbacks or ())
             core.report_at_risk(self, error)
 
-    def _call_at_risk(self, callbacks: Iterable[Callable[[Self], object]]) -> None:
+    def _call_at_risk(self, callbacks: Iterable[Callable[[Any], object]]) -> None:
         """Submit them to the callback thread, which skips those whose lease has ended before it gets to them."""
         for callback in callbacks:
 
             @wraps(callback)  # the log names the callback if it fails
-            def call_while_held(lease: Self, callback: Callable[[Self], object] = callback) -> None:
-                if lease.held:
-                    callback(lease)
+            def call_while_held(callback: Callable[[Any], object] = callback) -> None:
+                if self.held:
+                    callback(self)
 
-            self._core.callbacks.submit(call_while_held, self)
+            self._core.callbacks.submit(call_while_held)
 
     def _mark_at_risk(self, why: str) -> None:
         """The engine lost its connection: the lease is at risk, and the watchdog renews it as soon as possible."""
