@@ -187,8 +187,9 @@ class LeaseLost(LeaseholdError):
 
 
 class Unavailable(LeaseholdError):
-    """The engine gave no usable answer. The outcome is unknown: the call may or may not have taken effect. If
-    `retry_in` is set, the circuit breaker did not send the call, and tries again in so many seconds.
+    """The engine gave no usable answer. The outcome is unknown: the call may or may not have taken effect.
+
+    `retry_in`: seconds until the next try makes sense, as the circuit breaker or a lock server says; else None.
 
     `no_majority`: some servers answered, and without a majority they decide nothing: they are cut off from the others,
     the others are down, or an election is under way. False if no server answered, or if the engine cannot tell."""
@@ -206,7 +207,12 @@ class Unavailable(LeaseholdError):
 
 
 class NotSent(Unavailable):
-    """The circuit breaker refused the call: nothing was sent, so nothing must be undone."""
+    """The engine was not asked, by this process or by any lock server, so nothing must be undone."""
+
+
+class Overloaded(NotSent):
+    """A lock server refused the call because of its limits, before it asked its engine. Callers that may wait try
+    again after `retry_in` seconds, until their `wait` is over."""
 
 
 class Reentered(Unavailable):

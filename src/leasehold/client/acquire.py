@@ -13,7 +13,7 @@ from leasehold.config import check_required
 from leasehold.core import timing
 from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
-from leasehold.errors import NotAcquired, NotSent, Reentered, SelfDeadlock, Unavailable, describe_position
+from leasehold.errors import NotAcquired, NotSent, Overloaded, Reentered, SelfDeadlock, Unavailable, describe_position
 from leasehold.model import NO_MIN_HOLD, Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
@@ -52,6 +52,17 @@ class AcquireRequest(Generic[L]):
         the engine works and is slow."""
         return self.lock.options.on_unavailable == "run" and not self.answered and not isinstance(error, Reentered)
 
+    def may_retry(self, error: Unavailable, now: float, deadline: float) -> bool:
+        """Whether a caller that may wait tries again. After a refusal by an overloaded server it does, whatever
+        `on_unavailable` says, because the engine works and nothing was done. A caller that would rather run without a
+        grant does so only as long as it would wait for an answer."""
+        if isinstance(error, Reentered) or now >= deadline:
+            return False
+        when = self.lock.options.on_unavailable
+        if when == "run" and isinstance(error, Overloaded):
+            return self.answered or now < self.began + self.lock._core.options.call_timeout
+        return when == "wait" or isinstance(error, Overloaded)
+
     def until_report(self, now: float) -> float:
         """Seconds until it is time to log that the caller still waits: after 10 seconds, and then every minute."""
         if not _log.isEnabledFor(logging.INFO):
@@ -66,7 +77,8 @@ class AcquireRequest(Generic[L]):
         self.reports = int((waited - _FIRST_REPORT) // _REPORT_INTERVAL) + 1
         fields: dict[str, Any] = {"seconds": waited, "group": claim.group, "fingerprint": claim.fingerprint}
         if isinstance(reply, Unavailable):
-            text = f"{claim.name}: the engine does not answer; waiting for {waited:.0f} s: {reply}"
+            what = "the server is overloaded" if isinstance(reply, Overloaded) else "the engine does not answer"
+            text = f"{claim.name}: {what}; waiting for {waited:.0f} s: {reply}"
             fields.update(reason=str(reply), error="Unavailable")
         else:
             shown = _for_display(reply)
@@ -137,7 +149,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
             except Unavailable as error:
                 if isinstance(error, NotSent):
                     must_release = sent_before
-                if not retries or now() >= deadline or isinstance(error, Reentered):
+                if not may_wait or not request.may_retry(error, now(), deadline):
                     raise
                 if must_release and not isinstance(error, NotSent):
                     # A new id: the engine may have sent a release behind this attempt, which must not hit the next one.
@@ -145,8 +157,14 @@ async def acquire(request: AcquireRequest[L]) -> L:
                     must_release, claim = False, request.with_new_id(claim)
                 claim, failures = _with_queue(claim, deadline), failures + 1
                 request.report_waiting(now(), error)
-                pause = max(timing.outage_pause(failures, core.runtime.random()), error.retry_in or 0.0)
-                await _pause(request, claim, pause)
+                if isinstance(error, Overloaded):
+                    # A claim in the queue may get its reservation soon: its pauses do not grow.
+                    tries = 1 if must_release else failures
+                    pause = timing.overload_pause(tries, error.retry_in or 0.0, core.runtime.random())
+                    await _pause(request, claim, pause, refused=not must_release)
+                else:
+                    pause = max(timing.outage_pause(failures, core.runtime.random()), error.retry_in or 0.0)
+                    await _pause(request, claim, pause)
                 engine = request.get_engine()
                 continue
             if isinstance(reply, Grant):
@@ -214,11 +232,12 @@ def _for_display(busy: Busy) -> Busy:
     return busy._replace(holder=holder, token=busy.token if isinstance(busy.token, int) else None)
 
 
-async def _pause(request: AcquireRequest[L], claim: Claim, seconds: float) -> None:
+async def _pause(request: AcquireRequest[L], claim: Claim, seconds: float, refused: bool = False) -> None:
     """Sleep until the next try, at most until `wait` is over. The claim is registered as a waiter, so that `close()`
-    and notifications end the pause."""
+    and notifications end the pause. `refused`: it is not in the queue, so no heartbeat is sent for it."""
     runtime = request.lock._core.runtime
     waiter, end = request.add_waiter(claim), min(runtime.now() + seconds, claim.wait_deadline)
+    waiter.refused = refused
     while not waiter.cancelled and not waiter.woken and (left := end - runtime.now()) > 0:
         await waiter.signal.wait(left)
 

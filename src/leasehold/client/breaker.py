@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from leasehold.core.breaker import MAX_UNANSWERED, PROBE_INTERVAL, Breaker
 from leasehold.engines.base import Engine, WrappedEngine
-from leasehold.errors import LeaseholdError, NotSent, Reentered, TransactionOpen, Unavailable
+from leasehold.errors import LeaseholdError, NotSent, Overloaded, Reentered, TransactionOpen, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.base import Runtime
 
@@ -110,7 +110,7 @@ class BreakerEngine(WrappedEngine):
             answer = await call
         except Reentered:  # not a word about the engine
             raise
-        except TransactionOpen:  # that is an answer
+        except (TransactionOpen, Overloaded):  # that is an answer
             self._breaker.on_answer()
             raise
         except Unavailable as error:

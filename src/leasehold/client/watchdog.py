@@ -352,7 +352,7 @@ class Watchdog:
 
         The attempt with which a waiter joined the queue was its first heartbeat, so none is sent while all waiters are
         newer than the interval."""
-        waiters = [waiter for _, waiter in snapshot_items(self._registry.waiting)]
+        waiters = [waiter for _, waiter in snapshot_items(self._registry.waiting) if not waiter.refused]
         if not waiters:
             self._next_heartbeat_at = None
             return

@@ -26,6 +26,7 @@ NEVER = inf  # the end of what does not expire; a constant, because `float("inf"
 
 _POLL_INTERVAL = 0.2  # seconds between the attempts of a queue's head that no wake-up reaches
 _MAX_POLL_INTERVAL = 8.0  # with jitter still below WAITER_TTL: a waiter keeps its position without a watchdog
+_MAX_OVERLOAD_PAUSE = 8.0
 _RETRY_SHARE = 0.15  # of the life left, between retries after a missed renewal
 _MIN_RETRY = 0.01
 _SLOW = 1 / 16  # of the ttl: a renewal that opens a connection takes up to six round trips
@@ -129,6 +130,12 @@ def poll_interval(position: int | None, polls: int, jitter: float) -> float:
 def outage_pause(tries: int, jitter: float) -> float:
     """How long an acquire with `on_unavailable="wait"` pauses after its n-th try without an answer."""
     return backoff(tries, 0.05, 2.0, 0.5 + jitter / 2)
+
+
+def overload_pause(tries: int, retry_in: float, jitter: float) -> float:
+    """How long an acquire pauses after the n-th refusal by a lock server: at least as long as the server says, and with
+    jitter, or all refused callers would come back at the same moment."""
+    return max(retry_in, backoff(tries, retry_in, _MAX_OVERLOAD_PAUSE, 0.5 + jitter / 2))
 
 
 def observe_interval(visible_for: float) -> float:

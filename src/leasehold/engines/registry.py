@@ -32,7 +32,7 @@ class RegisteredLease(Protocol):
 class Waiter:
     """A queued claim, and the notifications that arrived since its last attempt."""
 
-    __slots__ = ("cancelled", "claim", "holders", "joined_at", "polls", "recheck_at", "signal", "woken")
+    __slots__ = ("cancelled", "claim", "holders", "joined_at", "polls", "recheck_at", "refused", "signal", "woken")
 
     def __init__(self, claim: Claim, signal: Signal, joined_at: float) -> None:
         self.claim = claim
@@ -40,6 +40,7 @@ class Waiter:
         self.signal = signal
         self.woken = False
         self.cancelled = False  # the client is closed: stop waiting
+        self.refused = False  # by an overloaded server, so it has no position that a heartbeat could keep
         self.recheck_at: float | None = None
         self.polls = 0  # how often it has waited without a wake-up to expect
         self.holders: tuple[str, ...] = ()  # addresses of the clients it waits for, if their end can be noticed
@@ -85,7 +86,7 @@ class ClaimRegistry:
             self.waiting[claim.id_hash] = waiter = Waiter(claim, runtime.signal(), now)
             self.wake_watchdog(now + HEARTBEAT_INTERVAL)  # it sends heartbeats for the waiter from then on (E7)
         else:
-            waiter.woken, waiter.recheck_at = False, None
+            waiter.woken, waiter.recheck_at, waiter.refused = False, None, False
         return waiter
 
     def remove_waiter(self, id_hash: str) -> None:

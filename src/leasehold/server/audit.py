@@ -26,9 +26,8 @@ class Audit:
             try:
                 self.file.check()
             except (OSError, ConfigError):
-                raise Overloaded(
-                    "the audit log cannot be written, so this server grants nothing: ask another"
-                ) from None
+                detail = "the audit log cannot be written, so this server grants nothing: ask another"
+                raise Overloaded(detail, retry_after=None) from None  # an outage: waiters are not kept waiting
 
     def note(self, event: Event, request: Request) -> None:
         found = fields_of(event)

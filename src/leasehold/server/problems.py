@@ -54,9 +54,9 @@ class Forbidden(Problem):
 
 
 class Overloaded(Problem):
-    """A limit of the whole server is reached. The engine was not asked."""
+    """A limit of the whole server is reached. The engine was not asked. `retry_after=None`: waiting does not help."""
 
-    def __init__(self, detail: str, retry_after: float = RETRY_AFTER) -> None:
+    def __init__(self, detail: str, retry_after: float | None = RETRY_AFTER) -> None:
         super().__init__("overloaded", 503, detail, retry_after=retry_after, done=False)
 
 

@@ -11,7 +11,10 @@ the engine behind the servers knows a claim by its id (E2, E6). So `Failover.ask
 |                                                 | idle before, or there is one server only: once more there         |
 | silence                                         | the next server, after this one's share of the deadline, which is |
 |                                                 | longer if the last answer took long (`server_share`); moves       |
-| refused, `done: false`: the engine was not asked | the next server, at once                                         |
+| refused because of a limit, `done: false`       | the next server, at once. The client stays: a move takes all its  |
+|                                                 | waiters along. If all servers refuse: `Overloaded`                |
+| refused otherwise, `done: false`: the engine    | the next server, at once                                          |
+| was not asked                                   |                                                                   |
 | any other `Unavailable`, also inside a renewal  | the next server, once a second: that server alone may have lost   |
 |                                                 | its engine. Else raise: all servers ask the same engine           |
 | another error                                   | raise it: the engine, or the server, has decided                  |
@@ -33,7 +36,7 @@ from leasehold.core.timing import backoff, server_share
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.url import RemoteUrl, read_api_key
 from leasehold.engines.remote.wire import Json
-from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, NotSent, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, NotSent, Overloaded, Unavailable
 from leasehold.model import Traits
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketAddress
@@ -178,13 +181,19 @@ class Failover:
         tried: set[Server] = set()
         rounds, broke_before, may_have_arrived = 0, False, False
         failure: tuple[Server, Exception] | None = None
+        overloaded: tuple[Server, Overloaded] | None = None  # in this round
         fallback: Json | None = None  # a renewal that one server could answer in part
         while True:
             server = self._next(tried)
             if server is None:
-                if fallback is not None or not await self._pause(call, rounds):
+                if overloaded is not None:
+                    failure = overloaded  # more than a server that cannot be reached, it says when to try again
+                    if not may_have_arrived:
+                        break  # the caller pauses, for longer than here
+                retry_in = 0.0 if overloaded is None else overloaded[1].retry_in or 0.0
+                if fallback is not None or not await self._pause(call, rounds, retry_in):
                     break
-                rounds, broke_before = rounds + 1, False
+                rounds, broke_before, overloaded = rounds + 1, False, None
                 tried.clear()
                 continue
             left, authorization = call.deadline - now(), servers.authorization
@@ -208,6 +217,8 @@ class Failover:
                     broke_before = True
                     continue
                 servers.leave(server)
+            except Overloaded as error:
+                failure = overloaded = (server, error)
             except NotSent as error:
                 failure = (server, error)
                 servers.leave_without_engine(server, now())
@@ -221,7 +232,8 @@ class Failover:
                     raise
                 continue
             else:
-                servers.prefer(server)
+                if overloaded is None:
+                    servers.prefer(server)
                 if not is_partial or not servers.leave_without_engine(server, now()):
                     return Reply(answer, may_have_arrived)
                 fallback = answer
@@ -245,11 +257,11 @@ class Failover:
         only_one = len(self._servers.all) == 1
         return isinstance(error, StaleConnection) or (only_one and isinstance(error, ConnectionError))
 
-    async def _pause(self, call: Call, rounds: int) -> bool:
+    async def _pause(self, call: Call, rounds: int, retry_in: float) -> bool:
         """Wait before a waiter tries all servers again. False: its time would be over."""
         if call.retry_until is None:
             return False
-        pause = backoff(rounds, 0.02, 0.3, 0.5 + self._runtime.random() / 2)
+        pause = retry_in + backoff(rounds, 0.02, 0.3, 0.5 + self._runtime.random() / 2)
         if self._runtime.now() + pause >= min(call.deadline, call.retry_until()):
             return False
         await self._runtime.sleep(pause)
@@ -273,7 +285,7 @@ class Failover:
         if failure is None:
             return NotSent("the deadline passed before the call was sent", engine=self._engine)
         server, cause = failure
-        kind = Unavailable if may_have_arrived else NotSent
+        kind = Unavailable if may_have_arrived else Overloaded if isinstance(cause, Overloaded) else NotSent
         retry_in, no_majority = (cause.retry_in, cause.no_majority) if isinstance(cause, Unavailable) else (None, False)
         error = kind(f"{server} {_describe(cause)}", engine=self._engine, retry_in=retry_in, no_majority=no_majority)
         error.__cause__ = cause

@@ -38,7 +38,16 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
 from leasehold.config import DAY, check_limit, check_ttl
 from leasehold.core.names import check_name, check_namespace, hash_id
 from leasehold.core.texts import escape, server_text
-from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Mismatch, NotSent, Unavailable, Unsupported
+from leasehold.errors import (
+    AccessDenied,
+    ConfigError,
+    LeaseholdError,
+    Mismatch,
+    NotSent,
+    Overloaded,
+    Unavailable,
+    Unsupported,
+)
 from leasehold.model import (
     NO_MIN_HOLD,
     Alive,
@@ -326,8 +335,9 @@ def error_from_problem(value: object, engine: str) -> LeaseholdError:
     if kind == "invalid":
         return ConfigError(text)
     retry_in = _optional(_seconds, problem.get("retry_after"), "retry_after")
-    if problem.get("done") is False:
-        return NotSent(text, engine=engine, retry_in=retry_in)
+    if problem.get("done") is False:  # else the outcome is unknown, whatever the type says
+        by_limit = kind in ("overloaded", "too-many") and retry_in is not None
+        return (Overloaded if by_limit else NotSent)(text, engine=engine, retry_in=retry_in)
     return Unavailable(text, engine=engine, retry_in=retry_in, no_majority=problem.get("no_majority") is True)
 
 
