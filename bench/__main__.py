@@ -11,6 +11,8 @@ import json
 import sys
 from typing import Final
 
+from harness.servers.folders import keep_on_disk
+
 TABLES: Final = (
     *("memory", "sqlite", "redis", "redlock", "postgresql", "mysql", "etcd", "zookeeper"),
     *("hand_offs", "contention", "renewals", "hooks", "imports", "server"),
@@ -28,6 +30,7 @@ def main() -> None:
     for name in chosen.tables or TABLES:
         if name not in TABLES:
             parser.error(f"no table {name!r}; there is: {', '.join(TABLES)}")
+    keep_on_disk()
     for name in chosen.tables or TABLES:
         print(f"measuring {name} ...", file=sys.stderr)
         for part in importlib.import_module(f"bench.{name}").parts(chosen.rounds):

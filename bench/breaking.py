@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.server_setups import SETUPS, redis
+from harness.servers.folders import keep_on_disk
 from harness.servers.lock_server import LockServer, url_of
 from harness.servers.redlock import RedlockNodes
 from leasehold.cli.bench import until_breaks
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"any of: {', '.join(PLACES)} (default: all)")
     parser.add_argument("--step", type=float, default=2.0, metavar="SECS", help="how long to offer each load")
     options = parser.parse_args()
+    keep_on_disk()
     path = EVIDENCE / "breaking.json"
     found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name in options.engines or PLACES:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from bench.cases import Notes, Part, Table
+from bench.cases import Aim, Aims, Notes, Part, Table, ratio_of
 from harness.servers.etcd import Cluster, Etcd
 from harness.servers.process import program
 from leasehold import AsyncClient, Client
@@ -223,5 +223,8 @@ def hand_off_table(grants: int) -> Notes:
 
 
 def parts(rounds: int) -> Iterator[Part]:
-    yield Table(TITLE, run(rounds))
+    results = run(rounds)
+    yield Table(TITLE, results)
+    ours = ratio_of(results, "leasehold etcd://, with", results[0].name)
+    yield Aims("etcd: aims", [Aim("etcd: pair, against two Puts", ours, 1.2)])
     yield hand_off_table(1000)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.server_setups import SETUPS
+from harness.servers.folders import keep_on_disk
 from leasehold import Client
 from leasehold.cli.bench.plot import svg
 from leasehold.engines.base import Engine
@@ -115,7 +116,9 @@ def _median(work: Callable[..., None], *args: object) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"any of: {', '.join(SETUPS)} (default: all)")
-    for name in parser.parse_args().engines or SETUPS:
+    engines = parser.parse_args().engines
+    keep_on_disk()
+    for name in engines or SETUPS:
         print(f"measuring {name} ...", file=sys.stderr)
         with SETUPS[name]() as url:
             save_results(name, {"held": list(measure_held(url)), "waiting": list(measure_waiting(url))})

@@ -47,6 +47,11 @@ lease = client.lock("killed").acquire()
 print("held", flush=True)
 sys.stdin.read()
 """
+_WAITER: Final = """
+import sys
+import leasehold
+leasehold.Client(sys.argv[1]).lock("killed", wait=None).acquire()
+"""
 
 
 def wait_in_process(pipe: Connection, url: str, kind: str) -> None:
@@ -165,6 +170,9 @@ def aims_of(engine: str, found: dict[str, list[float]]) -> list[Aim]:
         sums = [sum(parts) for parts in zip(*(found[base] for base in bases), strict=True)]
         return statistics.median(mine / base for mine, base in zip(found["leasehold"], sums, strict=True))
 
+    if engine == "memory":
+        micros = statistics.median(found["leasehold"]) * 1e6
+        return [Aim("memory: hand-off between two threads", micros, 160, unit=" us")]
     if engine == "sqlite" and "filelock" in found:
         return [Aim("SQLite: hand-off, against filelock", ratio("filelock"), 1 / 35)]
     if engine in ("postgresql", "mysql"):
@@ -185,21 +193,54 @@ def after_kill(times: int) -> Aim:
             )
             assert holder.stdout is not None
             holder.stdout.readline()
-            granted_at: list[float] = []
-
-            def wait(granted_at: list[float] = granted_at) -> None:
-                with client.lock("killed", wait=60):
-                    granted_at.append(time.monotonic())
-
-            thread = threading.Thread(target=wait)
-            thread.start()
-            time.sleep(0.2)
+            wait_granted = start_waiter(client, 1)
             began = time.monotonic()
             holder.send_signal(signal.SIGKILL)
-            thread.join()
-            durations.append(granted_at[0] - began)
+            durations.append(wait_granted() - began)
             holder.communicate()
     return Aim("SQLite: kill -9 of a holder until the next holds", statistics.median(durations), 0.1, unit=" s")
+
+
+def behind_dead_waiter(times: int) -> Aim:
+    """From a release until the second waiter holds the name, if the first one was killed just before."""
+    durations = []
+    with SETUPS["etcd"]() as url, Client(url) as client, Client(url) as other:
+        for _ in range(times):
+            lease = client.lock("killed", ttl=60).acquire()
+            dead = subprocess.Popen([sys.executable, "-c", _WAITER, url])
+            wait_queued(client, 1)
+            wait_granted = start_waiter(other, 2)
+            dead.send_signal(signal.SIGKILL)
+            dead.wait()
+            began = time.monotonic()
+            lease.release()
+            durations.append(wait_granted() - began)
+    return Aim("etcd: hand-off behind a waiter that was killed", max(durations), 5.0, unit=" s")
+
+
+def start_waiter(client: Client, number: int) -> Callable[[], float]:
+    """Start a thread that acquires the name, and wait until `number` claims are queued. Returns a function that waits
+    until it was granted, and returns when that was."""
+    granted_at: list[float] = []
+
+    def wait() -> None:
+        with client.lock("killed", wait=60):
+            granted_at.append(time.monotonic())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_queued(client, number)
+
+    def wait_granted() -> float:
+        thread.join()
+        return granted_at[0]
+
+    return wait_granted
+
+
+def wait_queued(client: Client, number: int) -> None:
+    while sum(holding.state == "waiting" for holding in client.inspect("killed")) < number:
+        time.sleep(0.02)
 
 
 def parts(rounds: int) -> Iterator[Part]:
@@ -208,4 +249,4 @@ def parts(rounds: int) -> Iterator[Part]:
         table, found = measure_engine(engine, rounds)
         yield table
         aims += found
-    yield Aims("hand-offs: aims", [*aims, after_kill(5)])
+    yield Aims("hand-offs: aims", [*aims, after_kill(5), behind_dead_waiter(3)])

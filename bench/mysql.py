@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
-from bench.cases import Part, Table, repeat_with
+from bench.cases import Aim, Aims, Part, Table, ratio_of, repeat_with
 from bench.sql import blocked_hand_off, few_against_many, server_counts
 from harness.servers.mysql import MariaDB
 from leasehold import AsyncClient, Client
@@ -91,13 +91,16 @@ def blocked_get_lock(server: MariaDB, times: int) -> float:
 
 
 def parts(rounds: int) -> Iterator[Part]:
-    yield Table(TITLE, run(rounds))
+    results = run(rounds)
+    yield Table(TITLE, results)
+    ours = ratio_of(results, "leasehold mysql://, with", results[0].name)
+    yield Aims("mysql: aims", [Aim("MariaDB: pair, against a bare upsert and delete", ours, 1.5)])
     server = MariaDB().start()
     try:
         server.run("set global log_output = 'TABLE'", "set global general_log = 1")
         waking = f"a blocked GET_LOCK wakes in {blocked_get_lock(server, 20) * 1000:.2f} ms: a connection per waiter"
         yield server_counts("mysql", url(server), lambda: statements(server), waking)
         server.run("set global general_log = 0")
-        yield few_against_many("MariaDB", url(server), max(2, rounds // 3))
+        yield few_against_many("MariaDB", url(server), max(2, rounds // 2))
     finally:
         server.kill()

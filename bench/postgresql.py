@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.cases import Part, Table, repeat_with, usable_peers
+from bench.cases import Aim, Aims, Part, Table, ratio_of, repeat_with, usable_peers
 from bench.sql import blocked_hand_off, few_against_many, server_counts
 from harness.servers.postgresql import PostgreSQL
 from leasehold import AsyncClient, Client
@@ -101,13 +101,16 @@ def blocked_advisory(server: PostgreSQL, times: int) -> float:
 
 
 def parts(rounds: int) -> Iterator[Part]:
-    yield Table(TITLE, run(rounds))
+    results = run(rounds)
+    yield Table(TITLE, results)
+    ours = ratio_of(results, "leasehold postgresql://, with", results[0].name)
+    yield Aims("postgresql: aims", [Aim("PostgreSQL: pair, against a bare upsert and delete", ours, 1.3)])
     server = PostgreSQL().start()
     try:
         server.ask("create extension pg_stat_statements")
         took = blocked_advisory(server, 20) * 1000
         waking = f"a blocked advisory lock wakes in {took:.2f} ms: a connection per waiter"
         yield server_counts("postgresql", server.url(), lambda: statements(server), waking)
-        yield few_against_many("PostgreSQL", server.url(), max(2, rounds // 3))
+        yield few_against_many("PostgreSQL", server.url(), max(2, rounds // 2))
     finally:
         server.kill()

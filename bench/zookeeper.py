@@ -14,7 +14,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from bench.cases import Notes, Part, Table, repeat_with
+from bench.cases import Aim, Aims, Notes, Part, Table, ratio_of, repeat_with
 from harness.rigs.zookeeper import shared_server
 from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
@@ -127,5 +127,8 @@ def hand_off_table(rounds: int) -> Notes:
 
 
 def parts(rounds: int) -> Iterator[Part]:
-    yield Table(TITLE, run(rounds))
+    results = run(rounds)
+    yield Table(TITLE, results)
+    ours = ratio_of(results, "leasehold zookeeper://, with", results[0].name)
+    yield Aims("zookeeper: aims", [Aim("ZooKeeper: pair, against a bare create and delete", ours, 1.3)])
     yield hand_off_table(max(2, rounds // 3))

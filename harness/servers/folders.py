@@ -22,15 +22,22 @@ from typing import Final
 MEMORY: Final = "/dev/shm"  # noqa: S108  # a folder in memory (Linux)
 _ROOM: Final = 4 << 30  # bytes: enough for the data of all servers of all test processes
 _PREFIX: Final = "lh-run-"
+_PARENTS: Final = [MEMORY, tempfile.gettempdir()]  # where to create folders: in the first one that has room
 _NEW: Final = 60.0  # seconds: in these a process locks the folder that it has created
 
 
 def scratch() -> str:
     """A new folder, removed at exit. Its path is short, because some servers put unix sockets in it. In memory where
     there is room: databases call fsync for every grant, and no test takes the power away."""
-    folder = tempfile.mkdtemp(prefix="", dir=_own_folder(MEMORY if _has_room(MEMORY) else tempfile.gettempdir()))
+    parent = next((parent for parent in _PARENTS[:-1] if _has_room(parent)), _PARENTS[-1])
+    folder = tempfile.mkdtemp(prefix="", dir=_own_folder(parent))
     os.chmod(folder, 0o711)  # a server that runs as another user must reach its folder  # noqa: S103
     return folder
+
+
+def keep_on_disk() -> None:
+    """From now on, create folders on the disk only: in a measurement a commit has to wait for it."""
+    del _PARENTS[:-1]
 
 
 @cache

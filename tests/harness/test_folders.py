@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,3 +81,12 @@ def test_killed_server_with_a_fake_clock_leaves_no_file() -> None:
     assert own
     server.kill()
     assert [name for name in own if os.path.exists(os.path.join(MEMORY, name))] == []
+
+
+def test_folder_of_a_measurement_is_on_the_disk() -> None:
+    """Else no commit would wait for it."""
+    script = "import harness.servers.folders as f; f.keep_on_disk(); print(f.scratch())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=child_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"{tempfile.gettempdir()}/")
