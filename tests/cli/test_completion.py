@@ -46,8 +46,9 @@ def test_fish_completes_commands_options_and_held_names(shell, tmp_path, program
     fish = installed("fish")
     (tmp_path / "leasehold.fish").write_text(shell("completion", "fish").stdout)
     shell.hold("orders/42")
+    shell.hold("pair/a,b")
 
-    def completions(line):
+    def described(line):
         done = subprocess.run(
             [fish, "--no-config", "-c", f"source {tmp_path}/leasehold.fish; complete -C '{line}'"],
             env={**shell.environment, "PATH": program_path, "HOME": str(tmp_path)},
@@ -56,11 +57,18 @@ def test_fish_completes_commands_options_and_held_names(shell, tmp_path, program
             timeout=120,
             check=True,
         )
-        return [each.partition("\t")[0] for each in done.stdout.splitlines()]
+        return [each.partition("\t")[::2] for each in done.stdout.splitlines()]
+
+    def completions(line):
+        return [word for word, _ in described(line)]
 
     assert completions("leasehold ren") == ["renew"]
     assert completions("leasehold run --kill-") == ["--kill-after"]
     assert completions("leasehold get ord") == ["orders/42"]
+    assert completions("leasehold get pai") == ["pair/a,b"]
+    assert described("leasehold rel") == [
+        ("release", "Release a lease, so that the next waiter...")
+    ]  # shortened by click
 
 
 def test_zsh_completes_commands_options_and_held_names(shell, tmp_path, program_path):

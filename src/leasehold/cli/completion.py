@@ -31,4 +31,6 @@ def completion(ctx: click.Context, console: Console, shell: str) -> None:
     script = kind(ctx.find_root().command, {}, "leasehold", "_LEASEHOLD_COMPLETE").source()
     # zsh calls a file in its fpath as the function `_leasehold`, and only the first time as "loadautofunc": with the
     # condition of click the second completion of a shell offers nothing.
-    console.put(script.replace("$zsh_eval_context[-1] == loadautofunc", "$funcstack[1] == _leasehold"))
+    script = script.replace("$zsh_eval_context[-1] == loadautofunc", "$funcstack[1] == _leasehold")
+    # In fish, click would end a name or a description at its first comma.
+    console.put(script.replace('(string split "," $completion)', '(string split --max 1 "," $completion)'))
