@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import hiredis
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leasehold.engines.redis import bounded_reader
 from leasehold.engines.redis.bounded_reader import MAX_DEPTH, MAX_ELEMENTS, BoundedReader
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1).map(lambda number: b":%d\r\n" % number)
 STRINGS = st.binary(max_size=60).map(lambda raw: b"$%d\r\n%b\r\n" % (len(raw), raw))
 TRICKY = st.sampled_from([b"$-1\r\n", b"*-1\r\n", b"*0\r\n", b"+OK\r\n", b"-ERR no\r\n", b"$5\r\n*9\r\n:\r\n"])
+# What a queue makes a server send: that a claim has to wait, and published messages.
+BUSY = STRINGS.map(lambda holder: b"*6\r\n:0\r\n:29999\r\n:4\r\n:17\r\n%b:1\r\n" % holder)
+MESSAGES = st.builds(
+    lambda kind, channel, text: b"*3\r\n" + kind + channel + text,
+    st.sampled_from([b"$7\r\nmessage\r\n", b"$8\r\nsmessage\r\n"]),
+    STRINGS,
+    STRINGS,
+)
 REPLIES = st.recursive(
-    INTEGERS | STRINGS | TRICKY,
+    INTEGERS | STRINGS | TRICKY | BUSY | MESSAGES,
     lambda parts: st.lists(parts, max_size=5).map(lambda found: b"*%d\r\n" % len(found) + b"".join(found)),
     max_leaves=20,
 )
@@ -36,6 +47,28 @@ def test_replies_are_read_as_hiredis_reads_them(replies, sizes) -> None:
         pieces.append(data[:size])
         data = data[size:]
     assert read_all(BoundedReader(), pieces) == read_all(hiredis.Reader(), pieces)
+
+
+TOO_MANY = b"*%d\r\n" % (MAX_ELEMENTS + 1)
+FRAGMENTS = st.sampled_from(
+    [b"*6\r\n:0\r\n:1\r\n:1\r\n:1\r\n", b"*3\r\n$7\r\nmessage\r\n", b":1\r\n", b"\r\n", b"abc\r\n", TOO_MANY]
+) | st.integers(0, 40).map(lambda length: b"$%d\r\n" % length)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(FRAGMENTS, max_size=16).map(b"".join))
+def test_reply_of_a_queue_is_refused_like_any_other(data) -> None:
+    """Also if a string is longer or shorter than it is said to be: behind it hiredis finds another header."""
+
+    def outcome() -> str:
+        try:
+            return str(read_all(BoundedReader(), [data]))
+        except hiredis.ProtocolError as refused:
+            return str(refused)
+
+    quick = outcome()
+    with patch.object(bounded_reader, "_end_of_queue_reply", return_value=0):
+        assert quick == outcome()
 
 
 @pytest.mark.parametrize("size", [1, 3, 100_000])
@@ -84,3 +117,11 @@ def test_batch_of_renewals_is_read_without_checking_each_number(size, monkeypatc
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
     assert read_all(BoundedReader(), pieces) == ["[30000000, -1]"] * 500
     assert len(checked) <= 3 * (len(pieces) - 1)
+
+
+def test_replies_of_a_queue_are_read_without_checking_each_part(monkeypatch) -> None:
+    monkeypatch.setattr(BoundedReader, "_check_header", None)
+    busy = b"*6\r\n:0\r\n:29999000\r\n:8\r\n:1763472000123456\r\n$12\r\nhost\x00123\x00job\r\n:1\r\n"
+    message = b"*3\r\n$7\r\nmessage\r\n$7\r\nlh1:c:a\r\n$24\r\nreserved 0 key 0123456\r\n\r\n"
+    replies = read_all(BoundedReader(), [busy, message + message, busy + message])
+    assert len(replies) == 5

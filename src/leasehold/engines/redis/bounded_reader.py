@@ -26,6 +26,12 @@ _NUMBER: Final = rb":-?[0-9]{1,19}\r\n"
 _usual_replies: Final = re.compile(rb"(?:(?:\*2\r\n%b|\*3\r\n%b%b)?%b)++" % ((_NUMBER,) * 4))
 _are_usual: Final = _usual_replies.fullmatch
 _begin_usual: Final = _usual_replies.match
+# In a queue also: that a claim has to wait, and a published message, as far as its last string. `_end_of_queue_reply`
+# compares the lengths that they announce.
+_begin_busy: Final = re.compile(rb"\*6\r\n:0\r\n%b%b%b\$([0-9]{1,3})\r\n([^\r\n]*)\r\n%b" % ((_NUMBER,) * 4)).match
+_begin_message: Final = re.compile(
+    rb"\*3\r\n\$(?:7\r\n|8\r\ns)message\r\n\$([0-9]{1,3})\r\n([^\r\n]*)\r\n\$([0-9]{1,3})\r\n"
+).match
 _is_number: Final = re.compile(rb"-1|[0-9]{1,9}").fullmatch
 
 
@@ -61,6 +67,9 @@ class BoundedReader:
                 continue
             if not self._mid_reply and (usual := _begin_usual(data, offset)):
                 offset = usual.end()
+                continue
+            if not self._mid_reply and (reply_end := _end_of_queue_reply(data, offset)):
+                offset = reply_end
                 continue
             self._mid_reply = True
             line_end = data.find(b"\r\n", offset, offset + _MAX_LINE)
@@ -98,6 +107,17 @@ class BoundedReader:
                 return
             self._open_lists.pop()
         self._mid_reply, self._elements_left = False, MAX_ELEMENTS
+
+
+def _end_of_queue_reply(data: bytes, offset: int) -> int:
+    """Where a busy reply or a message ends that begins at `offset`; 0: neither is complete there."""
+    if found := _begin_busy(data, offset):
+        return found.end() if int(found[1]) == len(found[2]) else 0
+    if found := _begin_message(data, offset):
+        message_end = found.end() + int(found[3])
+        if int(found[1]) == len(found[2]) and data[message_end : message_end + 2] == b"\r\n":
+            return message_end + 2
+    return 0
 
 
 def _reply_error(text: str) -> hiredis.ReplyError:

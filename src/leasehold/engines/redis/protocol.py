@@ -7,6 +7,7 @@ and cached. Times are sent as whole microseconds, id hashes as their 16 bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from leasehold.core.lock_state import LockState, mismatch
@@ -214,6 +215,7 @@ def encode_holder(holder: Holder) -> str:
     return "\0".join(fields if holder.label == f"{holder.host}:{holder.pid}" else (holder.label, *fields))
 
 
+@lru_cache(256)  # in a queue the same clients hold the name again and again
 def decode_holder(raw: bytes) -> Holder:
     try:
         *label, host, pid, purpose = raw.decode().split("\0")

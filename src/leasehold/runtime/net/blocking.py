@@ -218,11 +218,12 @@ class SocketStream(BaseConnection):
     def listen(self, seconds: float, self_pipe: SelfPipe | None = None) -> Any:
         """The next message that the server pushes. TimeoutError: none within `seconds`; the stream is still usable.
         Returns WOKEN if another thread has woken this one through the self-pipe."""
-        if self_pipe is not None and (reply := self._parser.gets()) is not False:
+        if (reply := self._parser.gets()) is not False:
             return reply
         if self_pipe is not None and self_pipe.wait_woken(self._sock, seconds):
             return WOKEN
-        self._set_timeout(seconds)
+        if not seconds <= self._timeout <= seconds + _TIMEOUT_SLACK:
+            self._set_timeout(seconds)
         return self.read(self._clock() + seconds)
 
     def quiet(self) -> bool:
