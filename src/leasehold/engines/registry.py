@@ -8,6 +8,7 @@ single steps on dictionaries, and signals that are remembered.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ from leasehold.runtime.base import Runtime, Signal
 
 _MAX_PENDING_RELEASES: Final = 1_000  # beyond this, wake-ups for unknown claims are ignored: a server may send many
 _MAX_RELEASED_ON_COMMIT: Final = 10_000
+_MAX_STALE_RECHECKS: Final = 64  # entries of former waiters that may be kept
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -160,6 +162,35 @@ class ClaimRegistry:
         for _, lease_ref in snapshot_items(self.held):
             if lease := lease_ref():
                 lease._mark_at_risk(why)
+
+
+class RecheckTimer:
+    """When each head of a queue must re-check. Used by a listener's thread.
+
+    Each hand-off makes another waiter the head of the queue and tells it when to re-check. Usually its reservation
+    comes first. So the listener keeps that time, instead of waking the waiter to sleep again."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, str]] = []  # a heap; may contain claims that left, or attempted again since
+
+    def schedule(self, registry: ClaimRegistry, id_hash: str, at: float) -> None:
+        if (waiter := registry.waiting.get(id_hash)) is None:
+            return
+        waiter.recheck_at = at  # for a waiter that wakes earlier
+        heappush(self._due, (at, id_hash))
+        if len(self._due) > _MAX_STALE_RECHECKS + 2 * len(registry.waiting):
+            self._due = [entry for entry in self._due if entry[1] in registry.waiting]
+            heapify(self._due)
+
+    def wake_due(self, registry: ClaimRegistry, now: float) -> None:
+        """Wake the waiters whose time has come."""
+        while self._due and self._due[0][0] <= now:
+            at, id_hash = heappop(self._due)
+            if (waiter := registry.waiting.get(id_hash)) is not None and waiter.recheck_at == at:
+                waiter.signal.set()
+
+    def next_due(self) -> float:
+        return self._due[0][0] if self._due else float("inf")
 
 
 def snapshot_items(mapping: dict[K, V]) -> list[tuple[K, V]]:

@@ -6,10 +6,18 @@ import socket
 import threading
 import time
 from urllib.parse import quote
+from weakref import ref
 
 import pytest
 
 from leasehold import Client, LeaseLost
+from leasehold.core.timing import WAKEUP_SLACK
+from leasehold.engines.postgresql.listener import PgListener
+from leasehold.engines.postgresql.session import PgSession
+from leasehold.engines.registry import ClaimRegistry
+from leasehold.model import Claim, Holder
+from leasehold.runtime.base import Runtime, run_sync
+from leasehold.runtime.threads import Threads
 from tests.support import probe
 
 
@@ -35,6 +43,46 @@ def test_malformed_notifications_do_not_stop_the_listener(database, wait_until, 
         assert got[0].release()
         assert probe.engine_state(client)["postgresql"].address == address
         assert any(thread.name == "leasehold-listener" for thread in threading.enumerate())
+
+
+class ScriptedSession(PgSession):
+    """Receives one list of payloads after the other, and sets the clock before each. Then the connection is lost."""
+
+    def __init__(self, clock: list[float], *received: tuple[float, list[bytes]]) -> None:
+        self.waited: list[float] = []
+        self._clock, self._received = clock, list(received)
+
+    async def run(self, script: str, deadline: float) -> None:
+        """Nothing to do."""
+
+    def enable_shutdown(self) -> None:
+        """Nothing to do."""
+
+    def set_runtime(self, runtime: Runtime) -> None:
+        """Nothing to do."""
+
+    async def next_notifications(self, seconds: float) -> list[bytes]:
+        self.waited.append(seconds)
+        if not self._received:
+            raise ConnectionResetError
+        self._clock[0], payloads = self._received.pop(0)
+        return payloads
+
+
+@pytest.mark.parametrize(("now", "woken"), [(102.9, False), (103.1, True)])
+def test_recheck_wakes_its_waiter_when_it_is_due_and_not_before(now, woken) -> None:
+    """A reservation usually comes first, so the waiter is not woken to sleep again."""
+    clock, payload = [100.0], b'["recheck", "' + b"ab" * 16 + b'", %b, "", "job"]'
+    session = ScriptedSession(clock, (102.0, [payload % b"NaN", payload % b"1000000"]), (now, []))
+    runtime = Threads(clock=lambda: clock[0])
+    registry = ClaimRegistry(runtime, "client")
+    waiter = registry.add_waiter(Claim("", "job", "", "ab" * 16, Holder("a"), 30.0), runtime)
+    pg_listener = PgListener(None, registry, runtime)
+    listen_loop = run_sync(pg_listener._start_listening(session, "address", runtime, 200.0))
+    with pytest.raises(ConnectionResetError):
+        run_sync(listen_loop(runtime, ref(registry)))
+    assert session.waited[1] == pytest.approx(1.0 + WAKEUP_SLACK)
+    assert run_sync(waiter.signal.wait(0)) is woken
 
 
 def test_listen_url_with_another_time_zone_is_the_same_server(database) -> None:

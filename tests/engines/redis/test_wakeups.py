@@ -13,9 +13,9 @@ from harness.servers.process import poll
 from leasehold import Client
 from leasehold.core.timing import RESERVATION_PROBE, WAITER_TTL, WAKEUP_SLACK
 from leasehold.engines.redis import pubsub
-from leasehold.engines.redis.pubsub import PubSubListener, RecheckTimer
+from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import PubSubCommands
-from leasehold.engines.registry import ClaimRegistry, Waiter
+from leasehold.engines.registry import ClaimRegistry, RecheckTimer, Waiter
 from leasehold.errors import Unavailable
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import run_sync

@@ -80,18 +80,16 @@ begin
 end
 $lh$;
 
--- The exclusive grant of a plain lock has just been deleted: reserve the name for the first waiter, and notify it and
--- the next one. False: lh_advance_v1 has to go on from here.
+-- The exclusive grant of a plain lock has just been deleted: reserve the name for the first waiter, with a token that
+-- the caller has taken, and notify it and the next one. False: lh_advance_v1 has to go on from here, or no claim waits.
 create or replace function "leasehold".lh_hand_off_v1(
-    _namespace text, _bucket integer, _name text, _now bigint
+    _namespace text, _bucket integer, _name text, _now bigint, _token bigint
 ) returns boolean
 language plpgsql as $lh$
 declare
-    _token bigint;
-    _head record;
+    _reserved record;
+    _next record;
 begin
-    update "leasehold".lh_bucket b set token = greatest(b.token + 1, _now)
-        where b.namespace = _namespace and b.bucket = _bucket returning b.token into _token;
     with head as (
         delete from "leasehold".lh_waiter w
             where w.ctid = (
@@ -103,24 +101,26 @@ begin
     insert into "leasehold".lh_grant select
             _namespace, _name, _token, _bucket, h.id_hash, 1, h.client, h.label, h.host, h.pid, h.purpose, h.mode,
             'lock', 1, null, h.delay, h.ticket, _now, h.heartbeat_expires_at, _now + 3000000, true, 0
-        from head h returning id_hash, client into _head;
+        from head h returning id_hash, client into _reserved;
     if not found then
         return false;
     end if;
-    perform "leasehold".lh_notify_v1(_head.client, 'reserved', _head.id_hash, 0, _namespace, _name);
     -- The next one has just become the head, so it does not know yet when to re-check.
-    select w.id_hash, w.client, w.heartbeat_expires_at into _head from "leasehold".lh_waiter w
-        where w.namespace = _namespace and w.name = _name and not w.passed order by w.ticket limit 1;
-    if not found then
-        delete from "leasehold".lh_queue l where l.namespace = _namespace and l.name = _name and not exists (
-            select 1 from "leasehold".lh_waiter w where w.namespace = _namespace and w.name = _name);
-        return found;
-    elsif _head.heartbeat_expires_at <= _now or not "leasehold".lh_reachable_v1(_head.client) then
-        return false;
+    update "leasehold".lh_queue l set notified_id_hash = n.id_hash, notified_recheck_at = _now + 1000000
+        from (
+            select w.id_hash, w.client, w.heartbeat_expires_at from "leasehold".lh_waiter w
+            where w.namespace = _namespace and w.name = _name and not w.passed order by w.ticket limit 1) n
+        where l.namespace = _namespace and l.name = _name
+            and n.heartbeat_expires_at > _now and "leasehold".lh_reachable_v1(n.client)
+        returning n.id_hash, n.client into _next;
+    if found then
+        perform "leasehold".lh_notify_v1(_reserved.client, 'reserved', _reserved.id_hash, 0, _namespace, _name),
+            "leasehold".lh_notify_v1(_next.client, 'recheck', _next.id_hash, 1000000, _namespace, _name);
+        return true;
     end if;
-    perform "leasehold".lh_notify_v1(_head.client, 'recheck', _head.id_hash, 1000000, _namespace, _name);
-    update "leasehold".lh_queue l set notified_id_hash = _head.id_hash, notified_recheck_at = _now + 1000000
-        where l.namespace = _namespace and l.name = _name;
-    return true;
+    perform "leasehold".lh_notify_v1(_reserved.client, 'reserved', _reserved.id_hash, 0, _namespace, _name);
+    delete from "leasehold".lh_queue l where l.namespace = _namespace and l.name = _name and not exists (
+        select 1 from "leasehold".lh_waiter w where w.namespace = _namespace and w.name = _name);
+    return found;
 end
 $lh$;

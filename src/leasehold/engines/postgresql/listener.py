@@ -10,11 +10,12 @@ import json
 from typing import Final
 from weakref import ReferenceType
 
+from leasehold.core.timing import WAKEUP_SLACK
 from leasehold.engines.postgresql import connect
 from leasehold.engines.postgresql.errors import ENGINE
 from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import PgTarget
-from leasehold.engines.registry import ClaimRegistry
+from leasehold.engines.registry import ClaimRegistry, RecheckTimer
 from leasehold.engines.sql import listener
 from leasehold.engines.sql.session import SqlSession
 from leasehold.runtime.base import Runtime
@@ -47,19 +48,27 @@ class PgListener(listener.SqlListener):
 
         async def listen_loop(runtime: Runtime, registry: ReferenceType[ClaimRegistry]) -> None:
             session.set_runtime(runtime)
+            timer = RecheckTimer()
             while True:
-                for payload in await session.next_notifications(_MAX_WAIT):
-                    if (strong_ref := registry()) is not None:
-                        _deliver_payload(strong_ref, payload)
-                    del strong_ref
+                seconds = timer.next_due() - runtime.now()
+                payloads = await session.next_notifications(max(0.0, min(seconds, _MAX_WAIT)))
+                if (strong_ref := registry()) is not None:
+                    now = runtime.now()
+                    for payload in payloads:
+                        _deliver_payload(strong_ref, payload, timer, now)
+                    timer.wake_due(strong_ref, now)
+                del strong_ref
 
         return listen_loop
 
 
-def _deliver_payload(registry: ClaimRegistry, payload: bytes) -> None:
+def _deliver_payload(registry: ClaimRegistry, payload: bytes, timer: RecheckTimer, now: float) -> None:
     try:
         kind, id_hash, after_us, namespace, name = json.loads(payload)
-        seconds = after_us / 1_000_000
+        seconds = int(after_us) / 1_000_000  # never NaN
     except (ValueError, TypeError, OverflowError, RecursionError):
         return  # not sent by Leasehold
+    if kind == "recheck" and isinstance(id_hash, str):
+        timer.schedule(registry, id_hash, now + seconds + WAKEUP_SLACK)
+        return
     listener.deliver_notification(registry, kind, id_hash, seconds, namespace, name)

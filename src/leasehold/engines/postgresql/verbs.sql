@@ -86,6 +86,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $lh$
 declare
     _set text := "leasehold".lh_prepare_v1(least(_lock_timeout_ms, 100), _durable);  -- until the bucket is locked
     _now bigint;
+    _token bigint;
     _ended boolean;
     _sole boolean;  -- the name had one grant, because it was exclusive, and has none now
 begin
@@ -107,7 +108,15 @@ begin
             raise exception 'a release collided with another call' using errcode = 'LH002';
         end if;
     end if;
-    _now := "leasehold".lh_lock_bucket_v1(_namespace, _bucket, _lock_timeout_ms, _durable);
+    -- Lock the bucket, and take a token for the next holder in the same step, as an attempt does.
+    _set := "leasehold".lh_prepare_v1(_lock_timeout_ms, _durable);
+    loop
+        update "leasehold".lh_bucket b set token = greatest(b.token + 1, "leasehold".lh_now_v1())
+            where b.namespace = _namespace and b.bucket = _bucket
+            returning b.token, "leasehold".lh_now_v1() into _token, _now;
+        exit when found;
+        insert into "leasehold".lh_bucket values (_namespace, _bucket, 0, 0) on conflict do nothing;
+    end loop;
     delete from "leasehold".lh_grant where ctid = (
         select ctid from "leasehold".lh_grant
         where namespace = _namespace and name = _name and id_hash = _id_hash and until > _now
@@ -129,12 +138,13 @@ begin
         perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
         delete from "leasehold".lh_waiter where id_hash = _id_hash and namespace = _namespace and name = _name;
     end if;
+    if _sole then
+        if "leasehold".lh_hand_off_v1(_namespace, _bucket, _name, _now, _token) then
+            return true;
+        end if;
+    end if;
     if exists (select 1 from "leasehold".lh_queue where namespace = _namespace and name = _name) then
-        if _ended and _sole then
-            if "leasehold".lh_hand_off_v1(_namespace, _bucket, _name, _now) then
-                return true;
-            end if;
-        else
+        if not coalesce(_sole, false) then
             perform "leasehold".lh_expire_grants_v1(_namespace, _name, _now);
         end if;
         perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');

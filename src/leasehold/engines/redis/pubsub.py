@@ -5,8 +5,7 @@ blocked. A client is reachable if the server counts a subscriber, and the script
 disconnect the listener subscribes again, and every waiter attempts once: notifications sent meanwhile are lost. Without
 a subscription, waiters poll (E4).
 
-Each hand-off makes another waiter the head of the queue and tells it when to re-check. Usually its reservation comes
-first. So the listener keeps that time (`RecheckTimer`) instead of waking the waiter to sleep again.
+The listener keeps the times at which heads of queues must re-check (`RecheckTimer`).
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from heapq import heapify, heappop, heappush
 from typing import Any, Final, Literal, Protocol, cast
 from weakref import ref
 
@@ -26,7 +23,7 @@ from leasehold.engines.listener_thread import ListenerThread, PushStatus
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
 from leasehold.engines.redis.server import CONNECTION_ERRORS, encode_command
-from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.registry import ClaimRegistry, RecheckTimer, snapshot_items
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
@@ -37,7 +34,7 @@ from leasehold.runtime.net.event_loop import LoopStream
 _log = logging.getLogger("leasehold.redis")
 
 _NOTIFICATION_KINDS: Final[dict[bytes, Literal["reserved", "broken"]]] = {b"reserved": "reserved", b"broken": "broken"}
-_MAX_STALE_RECHECKS: Final = 64  # entries of former waiters that may be kept
+_MESSAGES: Final = (b"message", b"smessage")
 
 
 class Subscription(Protocol):
@@ -95,32 +92,6 @@ class BaseSubscription(PushStatus):
             self.drop_connection()
             return True
         return False
-
-
-class RecheckTimer:
-    """When each head of a queue must re-check. Used by the listener's thread."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, str]] = []  # a heap; may contain claims that left, or attempted again since
-
-    def schedule(self, registry: ClaimRegistry, id_hash: str, at: float) -> None:
-        if (waiter := registry.waiting.get(id_hash)) is None:
-            return
-        waiter.recheck_at = at  # for a waiter that wakes earlier
-        heappush(self._due, (at, id_hash))
-        if len(self._due) > _MAX_STALE_RECHECKS + 2 * len(registry.waiting):
-            self._due = [entry for entry in self._due if entry[1] in registry.waiting]
-            heapify(self._due)
-
-    def wake_due(self, registry: ClaimRegistry, now: float) -> None:
-        """Wake the waiters whose time has come."""
-        while self._due and self._due[0][0] <= now:
-            at, id_hash = heappop(self._due)
-            if (waiter := registry.waiting.get(id_hash)) is not None and waiter.recheck_at == at:
-                waiter.signal.set()
-
-    def next_due(self) -> float:
-        return self._due[0][0] if self._due else float("inf")
 
 
 class PubSubListener(ListenerThread, BaseSubscription):
@@ -228,18 +199,18 @@ class PubSubListener(ListenerThread, BaseSubscription):
 
     async def _on_push(self, reply: Any, runtime: Runtime) -> None:
         registry = self._registry_ref()
-        if isinstance(reply, hiredis.ReplyError):
+        if reply.__class__ is list:  # first what comes with every hand-off
+            if registry is None or len(reply) < 2:
+                return
+            if reply[0] in _MESSAGES:
+                if len(reply) == 3 and isinstance(reply[2], bytes):
+                    self._on_notification(registry, reply[2])
+            elif reply[0] == self._pubsub_commands.subscribe.lower().encode():
+                self._on_subscribed(registry)
+        elif isinstance(reply, hiredis.ReplyError):
             raise self._server.map_error(reply)
-        if reply is WOKEN:
-            return
-        if not isinstance(reply, list):  # a server may send such replies without end
+        elif reply is not WOKEN:  # a server may send such replies without end
             raise ConnectionAbortedError("the server sent a reply that is not a message")
-        if registry is None or len(reply) < 2:
-            return
-        if reply[0] == self._pubsub_commands.subscribe.lower().encode():
-            self._on_subscribed(registry)
-        elif reply[0] in (b"message", b"smessage") and len(reply) == 3 and isinstance(reply[2], bytes):
-            self._on_notification(registry, reply[2])
 
     def _on_subscribed(self, registry: ClaimRegistry) -> None:
         self.active, self._succeeded, self._failing = True, True, False
@@ -249,7 +220,7 @@ class PubSubListener(ListenerThread, BaseSubscription):
 
     def _on_notification(self, registry: ClaimRegistry, message: bytes) -> None:
         """A message from a script: kind, microseconds, key, id hash."""
-        with suppress(ValueError, OverflowError):  # not our format
+        try:
             kind, after, key, raw = message.split(b" ", 3)
             id_hash = raw.hex()
             if kind == b"recheck":
@@ -261,6 +232,8 @@ class PubSubListener(ListenerThread, BaseSubscription):
                 name_id = None if registry.knows(id_hash) else parse_key(key.decode())
                 unknown_claim = name_id and Claim(*name_id, "", id_hash, Holder("stray"), WAITER_TTL)
                 registry.on_notification(_NOTIFICATION_KINDS[kind], id_hash, 0.0, unknown_claim)
+        except (ValueError, OverflowError):  # not our format
+            return
 
     def _on_disconnect(self) -> None:
         self.active = False
