@@ -342,6 +342,16 @@ def test_expired_lease_is_refused_and_the_next_holder_keeps_the_name(
     assert next_lease.release()
 
 
+def test_expired_lease_is_refused_though_no_other_client_has_the_name(sql, client, application, namespace) -> None:
+    connection = application.connect()
+    lease = client.lock("job").acquire()
+    sql.ask("update {s}.lh_grant set until = 1 where namespace = %s", namespace)
+    with pytest.raises(LeaseLost):
+        release_on_commit(lease, connection)
+    connection.rollback()
+    assert not lease.release()
+
+
 def test_name_is_not_granted_before_the_commit_though_the_ttl_is_over(sql, other, application, namespace) -> None:
     connection = application.connect()
     with Client(sql.url(), namespace=namespace) as client:
