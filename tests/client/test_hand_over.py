@@ -86,6 +86,12 @@ def test_lease_can_be_handed_over_again(bench) -> None:
     assert taken._max_hold_at - bench.clock.at == pytest.approx(85)
 
 
+def test_taken_over_lease_is_trusted_less_the_drift_of_its_new_client(bench) -> None:
+    taken = bench.client(drift=0.1).take_over(hand_over(bench.client(), ttl=30))
+    assert taken.remaining == pytest.approx(27)
+    assert taken.release()
+
+
 def test_taken_over_lease_keeps_the_name_for_its_min_hold(bench) -> None:
     taken = bench.client().take_over(hand_over(bench.client(), min_hold=60, delay=7))
     assert (taken._claim.min_hold, taken._claim.delay) == (60, 7)

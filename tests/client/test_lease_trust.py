@@ -265,6 +265,16 @@ def test_strict_lease_is_lost_when_its_renewal_is_overdue(bench) -> None:
     assert bench.held_names() == []
 
 
+def test_strict_lease_that_was_renewed_is_lost_when_the_next_is_overdue(bench) -> None:
+    lease = bench.client().lock("a", ttl=30, strict=True).acquire()
+    bench.clock.at += 5
+    lease.renew()
+    assert lease.remaining == pytest.approx(20)
+    bench.clock.at += 20.1
+    assert (lease.state, lease.lost_reason) == (LeaseState.LOST, "stalled")
+    lease.release()
+
+
 def test_strict_lease_is_lost_when_the_holder_gets_no_answer(bench) -> None:
     lease = bench.client().lock("a", ttl=30, strict=True).acquire()
     bench.transport.silent = True
