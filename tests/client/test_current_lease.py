@@ -180,6 +180,18 @@ def test_left_block_keeps_no_lease_alive_in_copied_contexts(client) -> None:
     assert context.run(current_name) is None
 
 
+def test_left_block_keeps_no_ended_thread_in_copied_contexts(client, in_new_thread) -> None:
+    def enter_and_leave() -> tuple[contextvars.Context, weakref.ref[object]]:
+        with client.lock("a"):
+            pass
+        return contextvars.copy_context(), weakref.ref(client._core.runtime.owner())
+
+    context, thread_key = in_new_thread(enter_and_leave)
+    gc.collect()
+    assert thread_key() is None
+    assert context.run(current_name) is None
+
+
 def test_tasks_have_their_own_current_lease() -> None:
     async def work(client, name):
         async with client.lock(name) as lease:

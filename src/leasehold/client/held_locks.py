@@ -33,7 +33,7 @@ class EnteredLeases(list["BaseLease"]):
         owner = runtime.blocked_task() or runtime.owner()
         try:
             self._left_by: tuple[Runtime, Callable[[], object]] = runtime, ref(owner)  # a copied context may live long
-        except TypeError:  # the key of a thread
+        except TypeError:  # an event loop that cannot be referenced weakly
             self._left_by = runtime, lambda: owner
 
     def was_left_here(self) -> bool:

@@ -72,11 +72,17 @@ class ThreadMutex(_thread.RLock):  # type: ignore[misc]  # typeshed calls it fin
     held_by_me = _thread.RLock._is_owned  # type: ignore[attr-defined]
 
 
+class _ThreadKey:
+    """Unlike a plain `object()`, it can be referenced weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _Owner(threading.local):
-    """One object per thread, as long as the thread lives. Thread idents are reused after that, so they do not serve."""
+    """One key per thread, as long as the thread lives. Thread idents are reused after that, so they do not serve."""
 
     def __init__(self) -> None:
-        self.key = object()
+        self.key = _ThreadKey()
         self.id = os.urandom(4).hex()
 
 

@@ -100,6 +100,14 @@ def test_list_that_began_in_an_earlier_piece_counts_as_a_level() -> None:
         read_all(BoundedReader(), [b"*2\r\n:1\r\n", b"*1\r\n" * MAX_DEPTH])
 
 
+def test_number_that_completes_a_list_is_not_a_reply_of_its_own() -> None:
+    reader = BoundedReader()
+    for _ in range(MAX_DEPTH + 1):  # if a list stayed open, the next ones would be nested too deep
+        for piece in (b"*2\r\n", b":1\r\n", b":1\r\n"):
+            reader.feed(piece)
+        assert reader.gets() == [1, 1]
+
+
 def test_error_reply_is_escaped() -> None:
     (reply,) = read_all(BoundedReader(), ["-ERR \x1b[31m \u202e\r\n".encode()])
     assert reply == repr(hiredis.ReplyError("ERR \\x1b[31m \\u202e"))

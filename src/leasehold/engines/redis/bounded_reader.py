@@ -23,6 +23,7 @@ _MAX_LINE: Final = 65_536  # bytes of a status, an error or a number
 # Nearly every reply is an integer (a release), two (a renewal) or three (a grant). Complete ones need no check: they
 # announce nothing that is not there. `++`: does not remember where it could have ended earlier.
 _NUMBER: Final = rb":-?[0-9]{1,19}\r\n"
+_RELEASED: Final = b":1\r\n"  # not worth a regular expression
 _usual_replies: Final = re.compile(rb"(?:(?:\*2\r\n%b|\*3\r\n%b%b)?%b)++" % ((_NUMBER,) * 4))
 _are_usual: Final = _usual_replies.fullmatch
 _begin_usual: Final = _usual_replies.match
@@ -51,7 +52,7 @@ class BoundedReader:
         self._elements_left = MAX_ELEMENTS
 
     def feed(self, data: bytes) -> None:
-        if self._mid_reply or self._unchecked or not _are_usual(data):
+        if self._mid_reply or self._unchecked or (data != _RELEASED and not _are_usual(data)):
             self._check(self._unchecked + data)
         self._hiredis_feed(data)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from copy import copy
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -77,14 +78,10 @@ class BlockingPool:
         except BaseException as error:
             self._drop(stream, error, compensation)
             raise
-        self._put_back(stream)
+        self._idle.append(stream)
+        if len(self._idle) > self._max_idle:
+            self._drop_one()
         return reply
-
-    def _put_back(self, stream: SocketStream) -> None:
-        if len(self._idle) < self._max_idle:
-            self._idle.append(stream)
-        else:
-            self._drop(stream)
 
     async def _call_on_new(self, packed: bytes, deadline: float, compensation: Compensation) -> Any:
         self._idle.append(await self._open(deadline))
@@ -104,7 +101,9 @@ class BlockingPool:
         except BaseException as error:
             self._drop(stream, error, compensation)
             raise
-        self._put_back(stream)
+        self._idle.append(stream)
+        if len(self._idle) > self._max_idle:
+            self._drop_one()
         return replies
 
     def post(self, packed: bytes, deadline: float, on_reply: Callable[[Any], None]) -> bool:
@@ -131,10 +130,11 @@ class BlockingPool:
 
     def drop_connections(self) -> None:
         while self._idle:
-            try:
-                self._drop(self._idle.pop())
-            except IndexError:  # another thread was faster
-                return
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        with suppress(IndexError):  # another thread was faster
+            self._drop(self._idle.pop())
 
     def abort(self) -> None:
         for _, stream in snapshot_items(self._all):

@@ -177,7 +177,8 @@ class RedisEngine:
         return [Unavailable(str(result), engine="redis")] * len(claims)
 
     async def release(self, claim: Claim, deadline: float) -> bool | None:
-        self._registry.remove_waiter(claim.id_hash)
+        if self._registry.waiting:
+            self._registry.remove_waiter(claim.id_hash)
         keys = self._requests.name_keys(claim.namespace, claim.name)
         try:
             reply = self.executor.execute(
