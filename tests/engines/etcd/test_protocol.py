@@ -363,7 +363,7 @@ def open_calls(*calls: GrpcStream) -> Iterator[GrpcConnection]:
     connection = GrpcConnection(Threads(), "etcd", False)
     connection._socket, server = socket.socketpair()
     for call in calls:
-        connection.start(call, "/", [], b"", True)
+        connection.start(call, "/", b"", b"", True)
     with server:
         yield connection
 

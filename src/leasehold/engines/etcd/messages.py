@@ -273,15 +273,16 @@ AUTHENTICATE: Final = RpcMethod("/etcdserverpb.Auth/Authenticate", AuthenticateR
 
 def encode(message: tuple[Any, ...]) -> bytes:
     out: list[bytes] = []
-    for value, (tag, repeated) in zip(message, _TAGS[type(message)], strict=True):
+    for value, (int_tag, bytes_tag, repeated) in zip(message, _TAGS[type(message)], strict=True):
         if not value:  # protocol buffers leave out zero, empty and absent fields
             continue
         for item in value if repeated else (value,):
             if isinstance(item, int):
-                out += tag[0], _varint(item)
+                out += int_tag, _varint(item)
                 continue
             part = item if isinstance(item, bytes) else item.encode() if isinstance(item, str) else encode(item)
-            out += tag[1], _varint(len(part)), part
+            size = len(part)
+            out += bytes_tag, _ONE_BYTE_VARINTS[size] if size < 128 else _varint(size), part
     return b"".join(out)
 
 
@@ -302,9 +303,7 @@ def _varint(value: int) -> bytes:
 
 # For encoding: the tag for an integer, the tag for bytes, and whether the field is repeated.
 _TAGS: Final = {
-    message_type: [
-        ((_varint(number << 3), _varint(number << 3 | 2)), isinstance(each, list)) for number, each in schema
-    ]
+    message_type: [(_varint(number << 3), _varint(number << 3 | 2), isinstance(each, list)) for number, each in schema]
     for message_type, schema in _SCHEMAS.items()
 }
 

@@ -58,6 +58,7 @@ MAX_HEAD_READ: Final = 8  # oldest entries of a queue that every read returns wi
 _TAG_DIGITS: Final = 2  # of an id hash: more make etcd slower, fewer make more claims share a tag
 _MODES: Final[dict[str, Mode]] = {"x": "exclusive", "r": "shared", "s": "exclusive"}
 _STATES: Final = ("waiting", "held", "released", "cooling")
+_encode_json: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder each time
 
 
 class EntryValue(NamedTuple):
@@ -85,7 +86,7 @@ class EntryValue(NamedTuple):
             fields["remaining_delay"] = self.remaining_delay
         if self.min_hold > 0:
             fields["min_hold"] = self.min_hold
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return _encode_json(fields).encode()
 
 
 def parse_value(value: bytes) -> EntryValue:

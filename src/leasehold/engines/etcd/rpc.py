@@ -25,7 +25,7 @@ from leasehold.engines.etcd.grpc.frames import (
     GrpcStatus,
     GrpcStream,
 )
-from leasehold.engines.etcd.grpc.hpack import Header
+from leasehold.engines.etcd.grpc.hpack import encode_literal
 from leasehold.engines.etcd.messages import MalformedReply, RpcMethod
 from leasehold.engines.etcd.url import EtcdUrl, resolve
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
@@ -50,7 +50,7 @@ _MAX_PAUSE: Final = 0.25
 _MAX_CONCURRENT: Final = 64  # calls of one batch
 _MIN_MEMBER_TIME: Final = 0.2  # seconds for one member, even if little time is left
 _NO_LEADER: Final = "no leader"
-HAS_LEADER: Final = Header(b"hasleader", b"true")  # a member without a leader refuses at once, instead of never
+HAS_LEADER: Final = encode_literal(b"hasleader", b"true")  # a member without a leader refuses at once, instead of never
 _STALE_LOGIN_TEXTS: Final = ("invalid auth token", "revision of auth store is old")
 
 
@@ -299,12 +299,12 @@ class RpcClient:
         connection.start(stream, method.path, metadata, body, end)
         return connection, stream
 
-    def _metadata(self, method: RpcMethod[M], seconds: float) -> list[Header]:
-        metadata = [Header(b"grpc-timeout", b"%dm" % max(1, min(int(seconds * 1000), 99_999_999)))]
+    def _metadata(self, method: RpcMethod[M], seconds: float) -> bytes:
+        metadata = encode_literal(b"grpc-timeout", b"%dm" % max(1, min(int(seconds * 1000), 99_999_999)))
         if method is not messages.STATUS:  # which a member without a leader is asked about itself
-            metadata.append(HAS_LEADER)
+            metadata += HAS_LEADER
         if self._memory.auth_token:
-            metadata.append(Header(b"token", self._memory.auth_token.encode()))
+            metadata += encode_literal(b"token", self._memory.auth_token.encode())
         return metadata
 
     async def get_connection(self, deadline: float) -> GrpcConnection:

@@ -20,7 +20,6 @@ from weakref import ref
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import GrpcStream
-from leasehold.engines.etcd.grpc.hpack import Header
 from leasehold.engines.etcd.leases import RENEW_SHARE, EtcdLease
 
 _MIN_PAUSE: Final = 0.2  # seconds between two batches
@@ -39,14 +38,14 @@ class WaiterLeases:
         self._sent_at: dict[int, float] = {}  # the last renewal of each lease
         self._next_batch_at = 0.0
         self._connection: GrpcConnection | None = None
-        self._metadata: list[Header] = []
+        self._metadata = b""
         self._stream: _KeepAliveStream | None = None
 
     @property
     def is_needed(self) -> bool:
         return bool(self._list_leases())
 
-    def use(self, connection: GrpcConnection | None, metadata: list[Header]) -> None:
+    def use(self, connection: GrpcConnection | None, metadata: bytes) -> None:
         """Send on this connection from now on."""
         self._connection, self._metadata, self._stream, self._next_batch_at = connection, metadata, None, 0.0
         self._sent_at.clear()  # what was sent on the last one may be lost

@@ -26,7 +26,7 @@ from leasehold.core.timing import backoff
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import UNAUTHENTICATED, ConnectionBroken, GrpcStatus, GrpcStream
-from leasehold.engines.etcd.grpc.hpack import Header
+from leasehold.engines.etcd.grpc.hpack import encode_literal
 from leasehold.engines.etcd.leases import EtcdLease
 from leasehold.engines.etcd.rpc import HAS_LEADER, ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import EtcdUrl
@@ -253,9 +253,9 @@ class Watcher:
 
     def _on_connected(self, connection: GrpcConnection) -> None:
         stream = _WatchStream(ref(self))
-        metadata = [HAS_LEADER]
+        metadata = HAS_LEADER
         if self._memory.auth_token:
-            metadata.append(Header(b"token", self._memory.auth_token.encode()))
+            metadata += encode_literal(b"token", self._memory.auth_token.encode())
         connection.start(stream, messages.WATCH.path, metadata, None, False)
         connection.tick = _weak_tick(ref(self))
         self._waiter_leases.use(connection, metadata)

@@ -68,16 +68,12 @@ class Relay:
             raise ConnectionResetError("the connection is closed")
         return self._server
 
-    @property
-    def _pair_end(self) -> socket.socket:
-        if self._libpq is None:
-            raise ConnectionResetError("the connection is closed")
-        return self._libpq
-
     def is_silent(self) -> bool:
         """Whether the server has sent nothing since the last reply, and has not closed the connection."""
+        if self._server is None:
+            return False
         try:
-            self.server.recv(1, socket.MSG_PEEK)
+            self._server.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:
@@ -86,8 +82,10 @@ class Relay:
 
     def send(self) -> bool:
         """Send what libpq has written. False: the socket is full, and the rest has to wait."""
+        server, libpq = self._server, self._libpq
+        if server is None or libpq is None:
+            return True
         try:
-            server, libpq = self.server, self._pair_end
             while True:
                 if not self._outgoing:
                     try:
@@ -113,9 +111,11 @@ class Relay:
 
     def receive(self) -> None:
         """Let libpq have a part of what the server has sent. Raises `ReplyTooLong`."""
-        libpq = self._pair_end
+        server, libpq = self._server, self._libpq
+        if server is None or libpq is None:
+            raise ConnectionResetError("the connection is closed")
         try:
-            data = self.server.recv(_READ_SIZE)
+            data = server.recv(_READ_SIZE)
         except BlockingIOError:
             return
         except OSError:

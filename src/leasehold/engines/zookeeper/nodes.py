@@ -25,6 +25,7 @@ from leasehold.model import Claim, Holder, Kind, Mode
 ROOT: Final = f"/{FORMAT}"
 TOKEN_BASE: Final = f"{ROOT}/base"  # added to every token; the nodes of names have a colon, so they cannot collide
 TOKEN_BOUND: Final = 2**53  # every token is lower, so that every language can represent it exactly
+_encode_json: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder each time
 _NODE_NAME: Final = re.compile(r"(l|s[1-9][0-9]{0,9})-(x|r)-([0-9a-f]+)-([0-9]{10})")
 
 
@@ -126,7 +127,7 @@ class NodeData(NamedTuple):
 
 
 def encode_data(holder: Holder, ttl: float, waits: bool) -> bytes:
-    return json.dumps({"ttl": ttl, "waits": waits, "holder": holder}, separators=(",", ":")).encode()
+    return _encode_json({"ttl": ttl, "waits": waits, "holder": holder}).encode()
 
 
 def parse_data(data: bytes) -> NodeData:

@@ -24,7 +24,7 @@ from weakref import ref
 from leasehold.core.texts import server_text
 from leasehold.engines.etcd.grpc import connect, frames
 from leasehold.engines.etcd.grpc.frames import ConnectionBroken, GrpcStatus, GrpcStream, encode_frame, strip_padding
-from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
+from leasehold.engines.etcd.grpc.hpack import HeaderDecoder, ProtocolError, encode_literal
 from leasehold.engines.etcd.url import Endpoint
 from leasehold.errors import Reentered
 from leasehold.runtime.base import Mutex, Runtime, log_unexpected
@@ -96,11 +96,12 @@ class GrpcConnection:
 
     # ------------------------------------------------------------- callers
 
-    def start(self, stream: GrpcStream, path: str, metadata: list[Header], body: bytes | None, end: bool) -> None:
-        """Send the headers of a call and its (first) message, without waiting for a reply. Raises ConnectionBroken."""
+    def start(self, stream: GrpcStream, path: str, metadata: bytes, body: bytes | None, end: bool) -> None:
+        """Send the headers of a call and its (first) message, without waiting for a reply. `metadata`: the encoded
+        headers that are not the same in every call of the method. Raises ConnectionBroken."""
         if self._mutex.held_by_me():  # a signal handler interrupted this thread while it wrote a frame
             raise Reentered
-        block = self._method_header_block(path) + b"".join(encode_literal(*header) for header in metadata)
+        block = self._method_header_block(path) + metadata
         with self._mutex:
             if self.failure is not None or self.going_away:
                 raise ConnectionBroken(self.failure or "the connection accepts no new calls")
