@@ -70,7 +70,9 @@ class EtcdRig(Rig):
         begin = queue.names_prefix(f"{FORMAT}/", namespace, "", exact=False)
         try:
             return run_sync(
-                calls.call(messages.RANGE, messages.RangeRequest(begin, queue.range_end(begin)), runtime.now() + 10)
+                calls.call(
+                    messages.RANGE, messages.RangeRequest(begin, messages.range_end(begin), 1), runtime.now() + 10
+                )
             ).total
         finally:
             calls.close()

@@ -10,4 +10,5 @@ ticks.py           numbered ticks of a schedule
 conflicts.py       which errors mean that another writer was first
 breaker.py         when to stop asking an engine that does not answer
 texts.py           texts that other programs wrote, made safe to show
+listing.py         how much one `inspect` may list
 """

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from leasehold.config import Duration
 from leasehold.core.names import check_name, check_namespace
 from leasehold.engines.etcd import queue
-from leasehold.engines.etcd.messages import KeyValue
+from leasehold.engines.etcd.messages import KeyValue, range_end
 from leasehold.errors import Unavailable
 from leasehold.fences import etcd_http
 from leasehold.fences.etcd_http import Gateway, Operation
@@ -168,7 +168,7 @@ class EtcdLockFence(_BaseEtcdFence):
         self, lease: LeaseLike, token_info: TokenInfo, operations: Sequence[Operation]
     ) -> tuple[etcd_http.TxnResult, int]:
         reads = [
-            etcd_http.get(self._queue_prefix, queue.range_end(self._queue_prefix)),
+            etcd_http.get(self._queue_prefix, range_end(self._queue_prefix)),
             etcd_http.get(queue.token_base_key(self._root)),
         ]
         lock_key = self._last_lock_key

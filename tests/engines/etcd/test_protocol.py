@@ -12,6 +12,8 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -27,9 +29,11 @@ from leasehold.engines.etcd.grpc import frames
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import GrpcStream, encode_frame
 from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
+from leasehold.engines.etcd.inspect import list_holdings
+from leasehold.engines.etcd.queue import EntryValue
 from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import parse_url
-from leasehold.model import Gone, Grant
+from leasehold.model import Gone, Grant, Holder, Holding
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
@@ -74,7 +78,9 @@ _kvs = st.builds(messages.KeyValue, st.binary(), _numbers, _numbers, st.binary()
 _headers = st.builds(messages.ResponseHeader, _numbers, _numbers, _numbers)
 
 
-_ranged = st.builds(messages.RangeResponse, st.none() | _headers, st.lists(_kvs, max_size=3).map(tuple), _numbers)
+_ranged = st.builds(
+    messages.RangeResponse, st.none() | _headers, st.lists(_kvs, max_size=3).map(tuple), *(_numbers,) * 2
+)
 
 
 _ops = st.builds(
@@ -135,12 +141,77 @@ def test_reply_of_very_many_items_is_refused_before_it_fills_the_memory(kind: ty
         tracemalloc.stop()
 
 
-def test_reply_with_as_many_locks_as_fit_is_decoded() -> None:
-    """`inspect` of the shortest entries that this engine writes, which have 200 bytes."""
-    item = messages.KeyValue(b"lh1/q/:a/l/x/960", 1 << 40, 1 << 40, b"v" * 150, 1 << 61)
-    count = frames.MAX_REPLY // 200
-    reply = messages.RangeResponse(messages.ResponseHeader(1, 2), (item,) * count, count)
-    assert messages.decode(messages.RangeResponse, messages.encode(reply)) == reply
+class ForgedRpc:
+    """An `RpcClient` whose server lists this many claims, with these keys."""
+
+    def __init__(self, count: int, key: bytes = b"lh1/q/:%05x/l/x/ab0") -> None:
+        self._count, self._key, self._listed = count, key, 0
+        self._value = EntryValue("ab" * 36, "held", 0, 0.0, Holder("w", "h", 1), 1.0).to_bytes()
+
+    async def call(self, method: object, request: messages.RangeRequest, deadline: float) -> messages.RangeResponse:
+        begin, self._listed = self._listed, min(self._listed + request.limit, self._count)
+        kvs = (messages.KeyValue(self._key % number, 1, 1, self._value, 1) for number in range(begin, self._listed))
+        more = int(self._listed < self._count)
+        return messages.RangeResponse(messages.ResponseHeader(1, 2), tuple(kvs), self._count, more)
+
+    async def call_each(self, method: object, requests: Sequence[object], deadline: float) -> list[Any]:
+        return [messages.LeaseTtlResponse(None, 1, 20)] * len(requests)
+
+
+def list_forged(rpc: ForgedRpc) -> list[Holding]:
+    state: Any = SimpleNamespace(url=SimpleNamespace(root="lh1/"))
+    return run_sync(list_holdings(state, cast(Any, rpc), "", "", False, 2.0, 0.0))
+
+
+def test_inspect_of_thirty_thousand_locks_takes_a_bounded_part_of_the_memory() -> None:
+    tracemalloc.start()
+    try:
+        found = list_forged(ForgedRpc(30_000))
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert [each.name for each in found] == [f"{number:05x}" for number in range(30_000)]
+
+
+def test_list_without_end_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="ask for the names with one prefix"):
+        list_forged(ForgedRpc(10**9, b"lh1/q/:%09x/l/x/ab0"))
+
+
+def test_page_with_keys_that_were_not_requested_is_unavailable() -> None:
+    """Otherwise a server could send the same page without end."""
+    for key in (b"lh1/q/:same/l/x/ab%.0d", b"lh1/r/:%05x/l/x/ab0"):
+        with pytest.raises(Unavailable, match="not requested"):
+            list_forged(ForgedRpc(10**9, key))
+
+
+def test_queue_of_many_readers_is_listed_in_linear_time() -> None:
+    """Each is a holder, because none ahead is a writer."""
+    found = list_forged(ForgedRpc(20_000, b"lh1/q/:a/l/r/ab%05x"))
+    assert {each.state for each in found} == {"held"}
+
+
+def test_keys_of_several_pages_are_listed_once_and_as_of_the_first_page(monkeypatch, make_driver) -> None:
+    rig = rig_or_skip(EtcdRig)
+    driver = make_driver(f"etcd://{rig.cluster.hosts}/pages-{random.randrange(10**9)}")
+    monkeypatch.setattr(messages, "MAX_PAGE", 2)
+    claims = [driver.claim(name=f"n{number}") for number in range(5)]
+    for claim in claims:
+        assert isinstance(run_sync(driver.engine.attempt(claim, driver.deadline())), Grant)
+    original, released = RpcClient.call, iter([True])
+
+    async def call(self, method, request, *args):
+        reply = await original(self, method, request, *args)
+        if method is messages.RANGE and next(released, False):
+            await driver.engine.release(claims[4], driver.deadline())
+        return reply
+
+    monkeypatch.setattr(RpcClient, "call", call)
+    namespace = claims[0].namespace
+    names = [each.name for each in run_sync(driver.engine.inspect(namespace, "", False, driver.deadline()))]
+    assert names == ["n0", "n1", "n2", "n3", "n4"]
+    names = [each.name for each in run_sync(driver.engine.inspect(namespace, "", False, driver.deadline()))]
+    assert names == ["n0", "n1", "n2", "n3"]
 
 
 def test_unknown_message_fields_are_skipped() -> None:

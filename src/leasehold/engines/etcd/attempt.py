@@ -421,7 +421,7 @@ class EtcdAttempt:
             watcher.watch_conflict(
                 key,
                 queue_key.conflict_prefix,
-                queue.range_end(queue_key.conflict_prefix),
+                messages.range_end(queue_key.conflict_prefix),
                 revision,
                 include_puts=False,
                 is_next=True,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from typing import NamedTuple
 
+from leasehold.core.listing import ListingBudget
 from leasehold.core.names import owner_of
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.client_state import EtcdClientState
 from leasehold.engines.etcd.queue import Entry
-from leasehold.engines.etcd.rpc import RpcClient
+from leasehold.engines.etcd.rpc import RangeReader, RpcClient
 from leasehold.model import Holding, HoldingState
 
 
@@ -21,31 +22,46 @@ async def list_holdings(
     wall: float,
     deadline: float,
 ) -> list[Holding]:
-    root = client_state.url.root
-    begin = queue.names_prefix(root, namespace, prefix, exact)
-    listed = await rpc.call(messages.RANGE, messages.RangeRequest(begin, queue.range_end(begin)), deadline)
-    entries = [
-        entry
-        for kv in listed.kvs
-        if (entry := queue.parse_entry(root, kv)) is not None and entry.value.state != "released"
-    ]
-    entries.sort(key=lambda entry: (entry.name, entry.create_revision))
-    requests = [messages.LeaseId(entry.lease_id) for entry in entries]
-    ttls = [max(ttl.ttl, 0) for ttl in await rpc.call_each(messages.LEASE_TTL, requests, deadline)]
-    holdings = []
-    for _, group in groupby(zip(entries, ttls, strict=True), key=lambda pair: pair[0].name):
-        earlier: list[Entry] = []
-        position = 0
-        for entry, ttl in group:
-            holding = _to_holding(entry, float(ttl), earlier, position, wall)
+    root, budget = client_state.url.root, ListingBudget("etcd")
+    by_name: dict[str, list[_Listed]] = {}
+    reader = RangeReader(rpc, queue.names_prefix(root, namespace, prefix, exact), deadline)
+    while kvs := await reader.next_page():  # in pages: a reply takes several times its size to decode
+        entries = [
+            entry
+            for kv in kvs
+            if (entry := queue.parse_entry(root, kv)) is not None and entry.value.state != "released"
+        ]
+        requests = [messages.LeaseId(entry.lease_id) for entry in entries]
+        replies = await rpc.call_each(messages.LEASE_TTL, requests, deadline)
+        for entry, reply in zip(entries, replies, strict=True):
+            holder = entry.value.holder
+            budget.spend(entry.name, holder.label, holder.host, holder.purpose)
+            by_name.setdefault(entry.name, []).append(
+                _Listed(entry._replace(key=b"", stored_value=b""), float(max(reply.ttl, 0)))
+            )
+    holdings: list[Holding] = []
+    for name in sorted(by_name):
+        listed = by_name.pop(name)  # each is dropped as soon as it is shown
+        listed.sort(key=lambda each: each.entry.create_revision, reverse=True)
+        ahead, only_readers, position = 0, True, 0
+        while listed:
+            entry, ttl = listed.pop()
+            holding = _to_holding(entry, ttl, queue.is_holder(entry, ahead, only_readers), position, wall)
             position += holding.position is not None
             holdings.append(holding)
-            earlier.append(entry)
+            ahead, only_readers = ahead + 1, only_readers and entry.mode == "shared"
     return holdings
 
 
-def _to_holding(entry: Entry, ttl: float, earlier: list[Entry], position: int, wall: float) -> Holding:
-    state, value = _holding_state(entry, ttl, earlier), entry.value
+class _Listed(NamedTuple):
+    """An entry, and the seconds that its lease has left."""
+
+    entry: Entry
+    ttl: float
+
+
+def _to_holding(entry: Entry, ttl: float, is_holder: bool, position: int, wall: float) -> Holding:
+    state, value = _holding_state(entry, ttl, is_holder), entry.value
     return Holding(
         namespace=entry.namespace,
         name=entry.name,
@@ -63,10 +79,10 @@ def _to_holding(entry: Entry, ttl: float, earlier: list[Entry], position: int, w
     )
 
 
-def _holding_state(entry: Entry, ttl: float, earlier: list[Entry]) -> HoldingState:
+def _holding_state(entry: Entry, ttl: float, is_holder: bool) -> HoldingState:
     if entry.value.state == "cooling":
         return "cooling"
-    if not queue.is_holder(entry, earlier):
+    if not is_holder:
         return "waiting"
     if entry.value.state == "waiting":
         return "reserved"  # first in the queue, but it has not claimed the name yet

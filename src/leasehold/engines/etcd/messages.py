@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-from leasehold.engines.etcd.grpc.frames import MAX_REPLY
-
 M = TypeVar("M")
 
 EQUAL, GREATER, LESS = 0, 1, 2
@@ -18,6 +16,7 @@ BY_CREATE_REVISION: Final = 2
 NO_PUTS: Final = 0  # a filter of a watch
 DELETED: Final = 1  # the type of an event
 MAX_ITEMS: Final = 50_000  # messages, and bytes of texts, in one reply: 8 MiB hold fewer entries of queues
+MAX_PAGE: Final = 500  # keys in the reply to one range request: 4 MiB, if all their texts are as long as they may be
 
 
 class MalformedReply(ValueError):
@@ -46,12 +45,14 @@ class RangeRequest(NamedTuple):
     sort_target: int = 0
     keys_only: int = 0
     max_create_revision: int = 0
+    revision: int = 0  # as of which to read; 0: now
 
 
 class RangeResponse(NamedTuple):
     header: ResponseHeader | None = None
     kvs: tuple[KeyValue, ...] = ()
     total: int = 0  # keys in the range, regardless of limit and filters
+    more: int = 0  # the limit left some of them out
 
 
 class PutRequest(NamedTuple):
@@ -198,6 +199,11 @@ class EmptyMessage(NamedTuple):
     header: ResponseHeader | None = None
 
 
+def range_end(prefix: bytes) -> bytes:
+    """The end of the range of all keys that begin with `prefix`."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
 INT, BYTES, TEXT = "int", "bytes", "text"
 FieldType: TypeAlias = "str | type[Any]"
 
@@ -205,8 +211,8 @@ FieldType: TypeAlias = "str | type[Any]"
 _SCHEMAS: Final[dict[type[Any], tuple[tuple[int, FieldType | list[FieldType]], ...]]] = {
     ResponseHeader: ((1, INT), (3, INT), (2, INT)),
     KeyValue: ((1, BYTES), (2, INT), (3, INT), (5, BYTES), (6, INT)),
-    RangeRequest: ((1, BYTES), (2, BYTES), (3, INT), (5, INT), (6, INT), (8, INT), (13, INT)),
-    RangeResponse: ((1, ResponseHeader), (2, [KeyValue]), (4, INT)),
+    RangeRequest: ((1, BYTES), (2, BYTES), (3, INT), (5, INT), (6, INT), (8, INT), (13, INT), (4, INT)),
+    RangeResponse: ((1, ResponseHeader), (2, [KeyValue]), (4, INT), (3, INT)),
     PutRequest: ((1, BYTES), (2, BYTES), (3, INT), (5, INT)),
     PutResponse: ((1, ResponseHeader),),
     DeleteRangeRequest: ((1, BYTES), (2, BYTES)),
@@ -254,10 +260,11 @@ class RpcMethod(NamedTuple, Generic[M]):
     path: str
     reply_type: type[M]
     max_reply: int = 1 << 16  # bytes of one reply
+    max_items: int = MAX_ITEMS
 
 
-TXN: Final = RpcMethod("/etcdserverpb.KV/Txn", TxnResponse, MAX_REPLY)
-RANGE: Final = RpcMethod("/etcdserverpb.KV/Range", RangeResponse, MAX_REPLY)
+TXN: Final = RpcMethod("/etcdserverpb.KV/Txn", TxnResponse, 4 << 20, 20_000)
+RANGE: Final = RpcMethod("/etcdserverpb.KV/Range", RangeResponse, 4 << 20, 2 * MAX_PAGE)
 DELETE: Final = RpcMethod("/etcdserverpb.KV/DeleteRange", DeleteRangeResponse)
 LEASE_GRANT: Final = RpcMethod("/etcdserverpb.Lease/LeaseGrant", LeaseTtlResponse)
 LEASE_REVOKE: Final = RpcMethod("/etcdserverpb.Lease/LeaseRevoke", EmptyMessage)
@@ -308,10 +315,10 @@ _TAGS: Final = {
 }
 
 
-def decode(message_type: type[M], data: bytes) -> M:
+def decode(message_type: type[M], data: bytes, max_items: int = MAX_ITEMS) -> M:
     """Raises MalformedReply, and nothing else, for any invalid bytes."""
     try:
-        return cast(M, _decode_message(message_type, data, 0, len(data), [MAX_ITEMS]))
+        return cast(M, _decode_message(message_type, data, 0, len(data), [max_items]))
     except IndexError:
         problem = "truncated integer"
     except MalformedReply as error:

@@ -32,7 +32,7 @@ kept for its delay, must not return.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -48,6 +48,7 @@ from leasehold.engines.etcd.messages import (
     RequestOp,
     TxnRequest,
     TxnResponse,
+    range_end,
 )
 from leasehold.model import Claim, Holder, Kind, Mode
 
@@ -55,6 +56,7 @@ EntryState: TypeAlias = Literal["waiting", "held", "released", "cooling"]
 
 MAX_QUEUE_READ: Final = 100  # keys read to compute a waiter's position
 MAX_HEAD_READ: Final = 8  # oldest entries of a queue that every read returns with their values
+_MAX_VALUE: Final = 16_384  # bytes: a value has less than half of that, even if every character is escaped
 _TAG_DIGITS: Final = 2  # of an id hash: more make etcd slower, fewer make more claims share a tag
 _MODES: Final[dict[str, Mode]] = {"x": "exclusive", "r": "shared", "s": "exclusive"}
 _STATES: Final = ("waiting", "held", "released", "cooling")
@@ -92,6 +94,8 @@ class EntryValue(NamedTuple):
 def parse_value(value: bytes) -> EntryValue:
     """A key whose value is invalid stays in the queue: it counts as an unknown holder."""
     try:
+        if len(value) > _MAX_VALUE:
+            raise ValueError("longer than any that this engine writes")
         found: dict[str, Any] = json.loads(value)
         label, host, pid, purpose = found["holder"]
         holder = Holder(str(label), str(host), int(pid), str(purpose))
@@ -149,11 +153,6 @@ def parse_entry(root: str, kv: KeyValue) -> Entry | None:
         return Entry(kv.key, *where, claim_kind, limit, _MODES[mode], kv.create_revision, kv.lease, value, kv.value)
     except (ValueError, KeyError):
         return None
-
-
-def range_end(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin with `prefix`."""
-    return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def key_root(prefix: str) -> str:
@@ -493,7 +492,7 @@ def parse_view(queue_key: QueueKey, done: TxnResponse) -> QueueView:
     )
 
 
-def find_own(id_hash: str, kvs: tuple[KeyValue, ...]) -> KeyValue | None:
+def find_own(id_hash: str, kvs: Sequence[KeyValue]) -> KeyValue | None:
     return next((kv for kv in kvs if parse_value(kv.value).id_hash == id_hash), None)
 
 
@@ -524,8 +523,9 @@ def position(queue_key: QueueKey, total: int, oldest: Iterable[KeyValue]) -> int
     return max(0, total - holders)
 
 
-def is_holder(entry: Entry, earlier: list[Entry]) -> bool:
-    """The rule of `may_hold`, for `inspect` and `break_`."""
+def is_holder(entry: Entry, ahead: int, only_readers: bool) -> bool:
+    """The rule of `may_hold`, for `inspect` and `break_`. `ahead`: how many entries were created earlier;
+    `only_readers`: all of them are shared."""
     if entry.kind == "semaphore":
-        return len(earlier) < entry.limit
-    return all(entry.mode == "shared" and other.mode == "shared" for other in earlier)
+        return ahead < entry.limit
+    return ahead == 0 or (entry.mode == "shared" and only_readers)

@@ -16,7 +16,7 @@ from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Hel
 from leasehold.engines.etcd.leases import MIN_TTL
 from leasehold.engines.etcd.messages import KeyValue, PutRequest, RequestOp, TxnRequest
 from leasehold.engines.etcd.queue import Entry, EntryValue
-from leasehold.engines.etcd.rpc import NoSpace, RpcClient
+from leasehold.engines.etcd.rpc import NoSpace, RpcClient, read_range
 from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
@@ -144,9 +144,8 @@ class EtcdRelease:
             return None
         return kv, entry, entry.value.state != "waiting" and _is_holder(root, entry, kvs)
 
-    async def _read_keys(self, prefix: bytes) -> tuple[KeyValue, ...]:
-        read = messages.RangeRequest(prefix, queue.range_end(prefix))
-        return (await self.rpc.call(messages.RANGE, read, self.deadline)).kvs
+    async def _read_keys(self, prefix: bytes) -> list[KeyValue]:
+        return await read_range(self.rpc, prefix, self.deadline)
 
     def _min_hold_left(self, claim_state: ClaimState | None, entry: Entry) -> float:
         """What is left of `min_hold`: all of it if another client acquired the claim, as the start is then unknown."""
@@ -186,14 +185,14 @@ async def decline_first(client_state: EtcdClientState, rpc: RpcClient, claim: Cl
     client has written it since, which then serves the claim."""
     claim_state = client_state.find_claim_state(claim)
     root, prefix = client_state.url.root, queue.claim_prefix(client_state.url.root, claim)
-    listed = await rpc.call(messages.RANGE, messages.RangeRequest(prefix, queue.range_end(prefix)), deadline)
-    for kv in listed.kvs:
+    kvs = await read_range(rpc, prefix, deadline)
+    for kv in kvs:
         entry = queue.parse_entry(root, kv)
         if entry is None or entry.value.id_hash != claim.id_hash:
             continue
         if claim_state is None or kv.mod_revision != claim_state.written_revision:
             return False
-        if entry.value.state == "waiting" and _is_holder(root, entry, listed.kvs):
+        if entry.value.state == "waiting" and _is_holder(root, entry, kvs):
             delete = RequestOp(delete=messages.DeleteRangeRequest(kv.key))
             return bool((await rpc.call(messages.TXN, queue.if_unchanged_txn(kv, delete), deadline)).succeeded)
     return False
@@ -227,15 +226,15 @@ async def break_grant(
     begin = queue.names_prefix(root, namespace, name, exact=True)
     unconfirmed: list[str] = []
     while True:
-        listed = await rpc.call(messages.RANGE, messages.RangeRequest(begin, queue.range_end(begin)), deadline)
-        for kv in listed.kvs:
+        kvs = await read_range(rpc, begin, deadline)
+        for kv in kvs:
             entry = queue.parse_entry(root, kv)
             if entry is None or entry.token != token or entry.value.state not in ("held", "cooling"):
                 continue
             if entry.value.delay and entry.value.state == "cooling":
                 # The delay protects against a holder not yet notified: a second break must not end it.
                 return bool(unconfirmed)  # this break may have begun it, without an answer
-            if not _is_holder(root, entry, listed.kvs):
+            if not _is_holder(root, entry, kvs):
                 return False
             if entry.value.delay:
                 if await start_cooling(client_state, rpc, kv, entry.value, entry.value.delay, deadline, unconfirmed):
@@ -254,10 +253,10 @@ async def break_grant(
             return False
 
 
-def _is_holder(root: str, candidate: Entry, kvs: tuple[KeyValue, ...]) -> bool:
+def _is_holder(root: str, candidate: Entry, kvs: list[KeyValue]) -> bool:
     earlier = [
         entry
         for kv in kvs
         if (entry := queue.parse_entry(root, kv)) is not None and entry.create_revision < candidate.create_revision
     ]
-    return queue.is_holder(candidate, earlier)
+    return queue.is_holder(candidate, len(earlier), all(entry.mode == "shared" for entry in earlier))

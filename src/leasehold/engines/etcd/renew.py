@@ -93,9 +93,9 @@ class EtcdRenewal:
         for claim, claim_state in zip(self.claims, claim_states, strict=True):
             prefix = queue.claim_prefix(root, claim)
             reads.append(
-                messages.RangeRequest(prefix, queue.range_end(prefix))
+                messages.RangeRequest(prefix, messages.range_end(prefix))
                 if claim_state is None
-                else messages.RangeRequest(claim_state.queue_key.tag, queue.range_end(claim_state.queue_key.tag))
+                else messages.RangeRequest(claim_state.queue_key.tag, messages.range_end(claim_state.queue_key.tag))
             )
         txn = messages.TxnRequest((), tuple(messages.RequestOp(read) for read in reads))
         done = await run_txn(self.client_state, self.rpc, txn, self.deadline)

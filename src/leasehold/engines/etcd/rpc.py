@@ -26,7 +26,7 @@ from leasehold.engines.etcd.grpc.frames import (
     GrpcStream,
 )
 from leasehold.engines.etcd.grpc.hpack import encode_literal
-from leasehold.engines.etcd.messages import MalformedReply, RpcMethod
+from leasehold.engines.etcd.messages import KeyValue, MalformedReply, RpcMethod
 from leasehold.engines.etcd.url import EtcdUrl, resolve
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Mutex, Runtime, Signal
@@ -392,11 +392,49 @@ class RpcClient:
             raise Unavailable(text, engine="etcd") from error.with_traceback(None)
 
 
+class RangeReader:
+    """Reads all keys that begin with a prefix, in pages, as of the moment of the first page."""
+
+    def __init__(self, rpc: RpcClient, prefix: bytes, deadline: float) -> None:
+        self._rpc, self._deadline = rpc, deadline
+        self._begin, self._end = prefix, messages.range_end(prefix)
+        self._revision, self._size, self._more = 0, 0, True
+
+    async def next_page(self) -> tuple[KeyValue, ...]:
+        """Empty: there are no more. Raises Unavailable after `MAX_REPLY` bytes, and if a server sends other keys than
+        the next ones."""
+        if not self._more:
+            return ()
+        request = messages.RangeRequest(self._begin, self._end, messages.MAX_PAGE, revision=self._revision)
+        reply = await self._rpc.call(messages.RANGE, request, self._deadline)
+        for kv in reply.kvs:
+            if not self._begin <= kv.key < self._end:
+                raise Unavailable("etcd sent an invalid reply: keys that were not requested", engine="etcd")
+            self._begin = kv.key + b"\0"
+            self._size += len(kv.key) + len(kv.value)
+        if self._size > MAX_REPLY:
+            raise Unavailable(
+                "etcd has more keys than the client reads: ask for the names with one prefix", engine="etcd"
+            )
+        if reply.header is not None:
+            self._revision = self._revision or reply.header.revision
+        self._more = bool(reply.more)
+        return reply.kvs
+
+
+async def read_range(rpc: RpcClient, prefix: bytes, deadline: float) -> list[KeyValue]:
+    """All keys that begin with the prefix."""
+    reader, found = RangeReader(rpc, prefix, deadline), list[KeyValue]()
+    while page := await reader.next_page():
+        found += page
+    return found
+
+
 def _decode_one(method: RpcMethod[M], payloads: list[bytes]) -> M:
     """Decode a reply. A reply without a header is invalid: etcd always sends one."""
     if len(payloads) != 1:
         raise MalformedReply(f"{len(payloads)} messages instead of one")
-    reply = messages.decode(method.reply_type, payloads[0])
+    reply = messages.decode(method.reply_type, payloads[0], method.max_items)
     if not isinstance(getattr(reply, "header", None), messages.ResponseHeader):
         raise MalformedReply("no header")
     return reply

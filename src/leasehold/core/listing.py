@@ -1,0 +1,34 @@
+"""How much one `inspect` may list. A broken or hostile server could name locks without end, and the client would keep
+them all in memory until its deadline."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from leasehold.errors import Unavailable
+from leasehold.model import Holding
+
+MAX_MEMORY: Final = 24 << 20  # bytes, estimated: some thirty thousand claims
+_FIXED: Final = 500  # bytes of a claim without its texts
+_PER_CHARACTER: Final = 4  # bytes: what Python needs for each character of a text with a single emoji
+
+
+class ListingBudget:
+    """Counts what one call lists."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._count, self._left = 0, MAX_MEMORY
+
+    def spend(self, *texts: str) -> None:
+        """Count a claim, or a name, with these texts, before it is kept. Raises Unavailable if it is one too many."""
+        self._left -= _FIXED + _PER_CHARACTER * sum(map(len, texts))
+        if self._left < 0:
+            text = f"more than {self._count:,} claims are live: ask for the names with one prefix"
+            raise Unavailable(text, engine=self._engine)
+        self._count += 1
+
+    def spend_holding(self, holding: Holding) -> Holding:
+        holder = holding.holder
+        self.spend(holding.name, holder.label, holder.host, holder.purpose)
+        return holding
