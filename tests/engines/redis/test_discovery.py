@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 
 import hiredis
@@ -38,9 +40,11 @@ from tests.support.timing import check_elapsed
 class FakeServer:
     """A server whose replies a test defines."""
 
+    host = "127.0.0.1"
+
     def __init__(self) -> None:
         self.requests = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((self.host, 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -239,6 +243,7 @@ class FakeNode(FakeServer):
 
     def __init__(self) -> None:
         self.slots = self.script = self.subscription = b"-ERR not now\r\n"
+        self.redirect: Callable[[], bytes] | None = None  # instead of `script`
         super().__init__()
 
     def answer(self, request: str) -> bytes:
@@ -249,6 +254,8 @@ class FakeNode(FakeServer):
         }
         if request.startswith("SSUBSCRIBE"):
             return self.subscription
+        if request.startswith("EVAL") and self.redirect is not None:
+            return self.redirect()
         return (
             encode_command("appendfsync", "always") if request.startswith("CONFIG") else known.get(request, self.script)
         )
@@ -339,6 +346,33 @@ def test_malformed_slot_map_is_refused(start_fake, slots) -> None:
     node = start_fake(FakeNode)
     node.slots = slots
     assert error_of_attempt(node)
+
+
+def test_slot_map_with_thousands_of_nodes_is_refused(start_fake) -> None:
+    node = start_fake(FakeNode)
+    ranges = (slots_reply(7000, f"10.0.{slot >> 8}.{slot & 255}", slot, slot)[4:] for slot in range(16_384))
+    node.slots = b"*16384\r\n" + b"".join(ranges)
+    assert "unexpected reply" in error_of_attempt(node)
+
+
+class NodeWithManyAddresses(FakeNode):
+    host = ""
+
+
+def test_redirects_to_ever_new_addresses_leave_few_connections(start_fake) -> None:
+    """A hostile node could use up the descriptors of the program, and its memory."""
+    node = start_fake(NodeWithManyAddresses)
+    addresses = (f"127.{number >> 8}.{number & 255}.1" for number in range(256, 60_000))
+    node.slots = slots_reply(node.port)
+    node.redirect = lambda: b"-MOVED 3 %b:%d\r\n" % (next(addresses).encode(), node.port)
+    with Client(f"redis+cluster://127.0.0.1:{node.port}", call_timeout=3) as client:
+        for _ in range(12):
+            with pytest.raises(Unavailable):
+                client.lock("job").try_acquire()
+        assert len(os.listdir("/proc/self/fd")) < 100
+        topology = probe.engine(client)._topology
+        known = (topology._connections, topology._slot_map._servers, topology._slot_map._nodes)
+        assert all(len(each) < 50 for each in known), [len(each) for each in known]
 
 
 # --------------------------------------------------- authentication, TLS

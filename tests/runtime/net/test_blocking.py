@@ -9,7 +9,7 @@ import time
 import pytest
 
 from leasehold.runtime.net import blocking
-from leasehold.runtime.net.blocking import SocketAddress, SocketStream, connect_blocking
+from leasehold.runtime.net.blocking import RepliesTooLong, SocketAddress, SocketStream, connect_blocking
 from leasehold.runtime.threads import boot_clock as clock
 from tests.support.timing import check_seconds
 
@@ -83,6 +83,16 @@ def test_oversized_reply_raises_connection_error(echo, monkeypatch) -> None:
     stream = echo.connect()
     with pytest.raises(ConnectionError, match="exceeds 8 MiB"):
         stream.call(b"how much?\n", deadline_in())
+    stream.close()
+
+
+def test_batch_with_long_replies_raises_connection_error(echo) -> None:
+    """Each reply is acceptable. The first three of a batch may be long."""
+    stream, long = echo.connect(), b"x" * 200_000
+    echo.answer = lambda connection, line: connection.sendall(long + b"\n")
+    assert stream.calls(b"a\n" * 3, 3, deadline_in()) == [long] * 3
+    with pytest.raises(RepliesTooLong):
+        stream.calls(b"a\n" * 6, 6, deadline_in())
     stream.close()
 
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from leasehold.runtime.net import blocking
-from leasehold.runtime.net.blocking import SocketAddress
+from leasehold.runtime.net.blocking import RepliesTooLong, SocketAddress
 from leasehold.runtime.net.event_loop import connect_in_loop
 from leasehold.runtime.threads import boot_clock as clock
 from tests.support.timing import check_seconds
@@ -142,6 +142,20 @@ def test_oversized_reply_raises_connection_error(echo, monkeypatch) -> None:
         stream = await echo.connect_in_loop()
         with pytest.raises(ConnectionError, match="exceeds 8 MiB"):
             await stream.call(b"how much?\n", deadline_in())
+
+    asyncio.run(main())
+
+
+def test_batch_with_long_replies_raises_connection_error(echo) -> None:
+    """Each reply is acceptable. The first three of a batch may be long."""
+    long = b"x" * 200_000
+    echo.answer = lambda connection, line: connection.sendall(long + b"\n")
+
+    async def main() -> None:
+        stream = await echo.connect_in_loop()
+        assert await stream.calls(b"a\n" * 3, 3, deadline_in()) == [long] * 3
+        with pytest.raises(RepliesTooLong):
+            await stream.calls(b"a\n" * 6, 6, deadline_in())
 
     asyncio.run(main())
 

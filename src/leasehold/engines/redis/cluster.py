@@ -12,7 +12,7 @@ from __future__ import annotations
 from binascii import crc_hqx
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from leasehold.engines.redis.connections import Connections
 from leasehold.engines.redis.discovery import DiscoveryNode, SingleFlight, announced_address, query_in_turn
@@ -25,8 +25,12 @@ from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketAddress
 
+T = TypeVar("T")
+
 _SLOT_COUNT: Final = 16_384
 _DISCOVERY_REQUEST: Final = (encode_command("CLUSTER", "INFO") + encode_command("CLUSTER", "SLOTS"), 2)
+_MAX_NODES: Final = 1_000  # with slots: as many as Redis recommends at most
+_MAX_FORMER_NODES: Final = 16  # that are remembered, or kept connections to
 _MAX_REDIRECTS: Final = 3  # that are followed without a pause
 _MAP_MAX_AGE: Final = 1.0  # seconds; if the map is older, a MOVED makes the client read it again
 
@@ -75,6 +79,18 @@ class SlotMap:
             raise NotPermitted(text) if answers.config_error_count == len(nodes) else Unreachable(text, engine="redis")
         best = max(answers, key=lambda each: each[:2])
         self._epoch, self.owners, self.stale, self.found_at = best.epoch, best.owners, False, runtime.now()
+        self.forget_former(self._servers)
+        self.forget_former(self._nodes)
+
+    def forget_former(self, known: dict[SocketAddress, T]) -> list[T]:
+        """Take the addresses that have no slots out of a table, if there are many: a broken or hostile node can
+        redirect clients to ever new ones."""
+        live = set(self.owners)
+        former = [address for address in list(known) if address not in live]
+        if len(former) <= _MAX_FORMER_NODES:
+            return []
+        # Another thread may do the same at this moment.
+        return [found for address in former if (found := known.pop(address, None)) is not None]
 
     def apply_moved(self, error: Exception, server: RedisEndpoint) -> SocketAddress:
         """Enter a MOVED reply of this server into the map. Without a host it means another port of the same host."""
@@ -111,6 +127,8 @@ class SlotMap:
                 name = host.decode() if host else ""
                 address = announced_address(name if name not in ("", "?") else node.address.host, port)
                 owners[first : last + 1] = [address] * (last + 1 - first)
+            if len(set(owners)) > _MAX_NODES:
+                raise ValueError("too many nodes")
             return NodeSlotMap(fields["cluster_state"] == "ok", int(fields["cluster_current_epoch"]), owners)
         except (TypeError, ValueError, KeyError, AttributeError) as bad:
             raise Unreachable(f"unexpected reply from {node} to CLUSTER INFO or SLOTS", engine="redis") from bad
@@ -140,6 +158,8 @@ class ClusterTopology:
 
     async def find(self, deadline: float) -> None:
         await self._single_flight.run(lambda: self._slot_map.find(self._runtime, deadline), deadline)
+        for connections in self._slot_map.forget_former(self._connections):
+            connections.close()
 
     async def all_connections(self, deadline: float) -> Iterable[Connections]:
         while self._slot_map.stale:  # find() may have joined another call that failed

@@ -16,6 +16,7 @@ from types import CoroutineType
 from typing import Any, Final
 
 from leasehold.config import EngineConfig
+from leasehold.core.listing import ListingBudget
 from leasehold.core.lock_state import mismatch
 from leasehold.engines.redis import protocol
 from leasehold.engines.redis.connections import Connections
@@ -31,6 +32,7 @@ from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime, maybe_await
+from leasehold.runtime.net.blocking import RepliesTooLong
 
 TRAITS: Final = Traits(survives="restart")  # at best: depends on the server's settings
 _TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
@@ -217,40 +219,64 @@ class RedisEngine:
         return protocol.decode_bool(await maybe_await(reply))
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
-        if exact:
-            return await self._inspect_names(namespace, [prefix], deadline)
-        names: set[str] = set()
-        for connections in await self._topology.all_connections(deadline):
-            names |= await self._scan_names(connections, namespace, prefix, deadline)
-        ordered, found = sorted(names), []
-        for start in range(0, len(ordered), _INSPECT_BATCH):
-            found += await self._inspect_names(namespace, ordered[start : start + _INSPECT_BATCH], deadline)
+        names, budget = {prefix} if exact else await self._scan_all(namespace, prefix, deadline), ListingBudget("redis")
+        ordered = sorted(names, reverse=True)
+        found: list[Holding] = []
+        size = _INSPECT_BATCH
+        while batch := ordered[: -size - 1 : -1]:
+            try:
+                replies = await self._inspect_names(namespace, batch, deadline)
+            except Unavailable as error:
+                if size == 1 or not isinstance(error.__cause__, RepliesTooLong):
+                    raise
+                size //= 2
+                continue
+            for name, reply in zip(batch, replies, strict=True):
+                found += map(budget.spend_holding, protocol.decode_holdings(namespace, name, reply))
+            del ordered[-len(batch) :], replies
         return found
 
-    async def _inspect_names(self, namespace: str, names: Sequence[str], deadline: float) -> list[Holding]:
+    async def _inspect_names(self, namespace: str, names: Sequence[str], deadline: float) -> list[Any]:
+        """The replies for these names."""
         all_keys = [self._requests.name_keys(namespace, name) for name in names]
         calls = [
             ScriptCall(name.tag, self._scripts.inspect, self._requests.inspect(name), deadline) for name in all_keys
         ]
-        found: list[Holding] = []
-        for name, result in zip(names, await self.executor.execute_batch(calls), strict=True):
+        replies = []
+        for result in await self.executor.execute_batch(calls):
             if isinstance(result, LeaseholdError):
                 raise result
-            found += protocol.decode_holdings(namespace, name, result.reply)
-        return found
+            replies.append(result.reply)
+        return replies
 
-    async def _scan_names(self, connections: Connections, namespace: str, prefix: str, deadline: float) -> set[str]:
-        """The names that have a key. There is no index of names: SCAN goes through all keys of the server."""
-        found: set[str] = set()
+    async def _scan_all(self, namespace: str, prefix: str, deadline: float) -> set[str]:
+        names, budget = set[str](), ListingBudget("redis")
+        for connections in await self._topology.all_connections(deadline):
+            await self._scan_names(connections, namespace, prefix, names, budget, deadline)
+        return names
+
+    async def _scan_names(
+        self,
+        connections: Connections,
+        namespace: str,
+        prefix: str,
+        found: set[str],
+        budget: ListingBudget,
+        deadline: float,
+    ) -> None:
+        """Add the names that have a key. There is no index of names: SCAN goes through all keys of the server."""
         cursor = b"0"
         while True:
             packed = encode_command(
                 "SCAN", cursor, "MATCH", protocol.scan_pattern(namespace, prefix), "COUNT", _SCAN_COUNT
             )
             cursor, names = protocol.decode_scan(await self.executor.send_to(connections, packed, deadline))
-            found.update(name for space, name in names if space == namespace)
+            for space, name in names:
+                if space == namespace and name not in found:
+                    budget.spend(name)
+                    found.add(name)
             if cursor == b"0":
-                return found
+                return
 
     async def ping(self, deadline: float) -> None:
         for connections in await self._topology.all_connections(deadline):

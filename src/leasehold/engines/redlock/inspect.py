@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from leasehold.core.listing import ListingBudget
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.redis.protocol import decode_holdings, decode_scan, scan_pattern
 from leasehold.engines.redis.server import encode_command
@@ -12,9 +13,14 @@ from leasehold.engines.redlock import quorum
 from leasehold.engines.redlock.broadcast import Broadcaster, Packed, RoundResult
 from leasehold.engines.redlock.protocol import RedlockRequests
 from leasehold.model import Holding
+from leasehold.runtime.net.blocking import RepliesTooLong
 
 _SCAN_COUNT: Final = 1000  # keys per SCAN
 _BATCH: Final = 100  # names per round
+
+
+class _TooManyAtOnce(Exception):
+    """The replies of a node are too long for one round: ask for fewer names."""
 
 
 class RedlockInspector:
@@ -25,9 +31,16 @@ class RedlockInspector:
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         names = [prefix] if exact else sorted(await self._scan_names(namespace, prefix, deadline))
+        names.reverse()
         found: list[Holding] = []
-        for start in range(0, len(names), _BATCH):
-            found += await self._inspect_names(namespace, names[start : start + _BATCH], deadline)
+        size, budget = _BATCH, ListingBudget("redlock")
+        while batch := names[: -size - 1 : -1]:
+            try:
+                found += map(budget.spend_holding, await self._inspect_names(namespace, batch, deadline))
+            except _TooManyAtOnce:
+                size //= 2
+                continue
+            del names[-len(batch) :]
         return found
 
     async def _inspect_names(self, namespace: str, names: Sequence[str], deadline: float) -> list[Holding]:
@@ -35,6 +48,8 @@ class RedlockInspector:
         result = await self._broadcaster.run_round(
             self._requests.scripts.inspect, packed, deadline, WAITER_TTL, self._has_majority
         )
+        if len(names) > 1 and any(isinstance(error.__cause__, RepliesTooLong) for error in result.errors.values()):
+            raise _TooManyAtOnce
         views = result.decode_all(
             lambda replies: [decode_holdings(namespace, *each) for each in zip(names, replies, strict=True)]
         )
@@ -44,7 +59,7 @@ class RedlockInspector:
 
     async def _scan_names(self, namespace: str, prefix: str, deadline: float) -> set[str]:
         """The names that have a key on any node. There is no index of names: SCAN goes through all keys of a node."""
-        found: set[str] = set()
+        found, budget = set[str](), ListingBudget("redlock")
         key_pattern = scan_pattern(namespace, prefix)
         calls: Packed | dict[int, Packed] = [encode_command("SCAN", "0", "MATCH", key_pattern, "COUNT", _SCAN_COUNT)]
         finished: set[int] = set()
@@ -52,7 +67,10 @@ class RedlockInspector:
             result = await self._broadcaster.run_round(None, calls, deadline, WAITER_TTL, self._has_majority)
             calls = {}
             for node, (cursor, names) in result.decode_first(decode_scan).items():
-                found.update(name for found_namespace, name in names if found_namespace == namespace)
+                for found_namespace, name in names:
+                    if found_namespace == namespace and name not in found:
+                        budget.spend(name)
+                        found.add(name)
                 if cursor == b"0":
                     finished.add(node)
                 else:

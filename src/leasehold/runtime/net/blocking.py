@@ -24,12 +24,22 @@ from leasehold.runtime.polling import POLLIN, UNIX, new_poll
 READ_SIZE: Final = 65_536
 _USUAL_REPLY_SIZE: Final = 448  # bytes: nearly every reply fits, and the interpreter allocates this without malloc
 MAX_REPLY_SIZE: Final = 8 * 1024 * 1024  # bytes: no legitimate reply is larger
+# A batch has short replies, but for the first ones, such as a cluster's map of slots. Parsed, each byte may need 16.
+MAX_BATCH_SIZE: Final = 256 * 1024  # bytes of the replies behind these
+LONG_REPLIES: Final = 3
 WOULD_BLOCK: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _TIMEOUT_SLACK: Final = 0.02  # seconds a call may wait too long, so that a timeout already set need not be set again
 
 WOKEN: Final = object()  # instead of a reply: see `SelfPipe`
 
 Clock: TypeAlias = Callable[[], float]
+
+
+class RepliesTooLong(ConnectionAbortedError):
+    """Each reply to a batch may be acceptable, but not all at once: send fewer requests at a time."""
+
+    def __init__(self) -> None:
+        super().__init__("the replies to one batch exceed 256 KiB")
 
 
 class SocketAddress(NamedTuple):
@@ -131,11 +141,12 @@ class Readable(Protocol):
 class ReplyReader:
     """Reads replies from a socket that never blocks."""
 
-    __slots__ = ("_parser", "_size")
+    __slots__ = ("_parser", "_size", "received")
 
     def __init__(self, parser: Parser) -> None:
         self._parser = parser
         self._size = 0  # of the incomplete reply
+        self.received = 0  # bytes
 
     def read_available(self, sock: Readable) -> Iterator[Any]:
         """The replies that are complete by now. Raises the error that ends the connection."""
@@ -148,6 +159,7 @@ class ReplyReader:
         if not data:
             raise ConnectionResetError("the server closed the connection")
         self._size += len(data)
+        self.received += len(data)
         self._parser.feed(data)
         while (reply := self._parser.gets()) is not False:
             self._size = 0
@@ -160,11 +172,12 @@ class SocketStream(BaseConnection):
     """A connection of one caller at a time. It uses the interpreter's timeout, which continues when a signal interrupts
     a call; a kernel timeout (SO_RCVTIMEO) would restart each time."""
 
-    __slots__ = ("_clock", "_is_plain", "_parser", "_timeout")
+    __slots__ = ("_clock", "_is_plain", "_parser", "_received", "_timeout")
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._parser, self._clock = sock, parser, clock
         self._timeout = float("-inf")  # as last set on the socket; not yet
+        self._received = 0  # bytes of all replies but the usual ones
         self._is_plain = not isinstance(sock, ssl.SSLSocket)  # os.write() to the descriptor is possible
         finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
 
@@ -181,7 +194,15 @@ class SocketStream(BaseConnection):
     def calls(self, data: bytes, count: int, deadline: float) -> list[Any]:
         """Send many requests at once and wait for all replies."""
         self.send(data, deadline)
-        return [self.read(deadline, timeout_is_set=not number) for number in range(count)]
+        replies: list[Any] = []
+        received_before = 0
+        for number in range(count):
+            replies.append(self.read(deadline, timeout_is_set=not number))
+            if number < LONG_REPLIES:
+                received_before = self._received
+            elif self._received - received_before > MAX_BATCH_SIZE:
+                raise RepliesTooLong
+        return replies
 
     def send(self, data: bytes, deadline: float) -> None:
         left = deadline - self._clock()
@@ -212,6 +233,7 @@ class SocketStream(BaseConnection):
             size += len(data)
             if size > MAX_REPLY_SIZE:
                 raise ConnectionAbortedError("the reply exceeds 8 MiB")
+            self._received += len(data)
             parser.feed(data)
         return reply
 

@@ -16,10 +16,13 @@ from typing import Any
 from weakref import finalize, ref
 
 from leasehold.runtime.net.blocking import (
+    LONG_REPLIES,
+    MAX_BATCH_SIZE,
     WOULD_BLOCK,
     BaseConnection,
     Clock,
     Parser,
+    RepliesTooLong,
     ReplyReader,
     SocketAddress,
     connect_socket,
@@ -29,11 +32,12 @@ from leasehold.runtime.net.blocking import (
 class _PendingReply:
     """A caller that waits for the next `count` replies as a list; count 0: for one reply, not in a list."""
 
-    __slots__ = ("count", "deadline", "future", "replies")
+    __slots__ = ("count", "deadline", "future", "received_before", "replies")
 
     def __init__(self, future: asyncio.Future[Any], count: int, deadline: float) -> None:
         self.future, self.count, self.deadline = future, count, deadline
         self.replies: list[Any] = []
+        self.received_before = 0  # bytes, when the last of the long replies was complete
 
 
 class LoopStream(BaseConnection):
@@ -144,6 +148,10 @@ class LoopStream(BaseConnection):
             raise ConnectionAbortedError("the server sent a reply without a request")
         pending = self._pending[0]
         if pending.count:
+            if len(pending.replies) < LONG_REPLIES:
+                pending.received_before = self._reply_reader.received
+            elif self._reply_reader.received - pending.received_before > MAX_BATCH_SIZE:
+                raise RepliesTooLong
             pending.replies.append(reply)
             if len(pending.replies) < pending.count:
                 return

@@ -20,11 +20,14 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from weakref import finalize
 
 from leasehold.runtime.net.blocking import (
+    LONG_REPLIES,
+    MAX_BATCH_SIZE,
     READ_SIZE,
     WOULD_BLOCK,
     BaseConnection,
     Clock,
     Parser,
+    RepliesTooLong,
     ReplyReader,
     SocketAddress,
     resolve_address,
@@ -137,6 +140,7 @@ class NonblockingConnection(BaseConnection):
         self._handshake_replies = 0
         self.replies: list[Any] = []
         self.expected_replies = 0  # to the last request; `replies` holds only those
+        self._received_before = 0  # bytes, when the last of the long replies was complete
         self.open = self.has_answered = False
         self._tls: MemoryTls | None = None  # once TLS has begun
         self._error: OSError = ConnectionRefusedError("the host has no address")
@@ -222,6 +226,10 @@ class NonblockingConnection(BaseConnection):
 
     def _read(self) -> None:
         self.replies += self._reply_reader.read_available(self._tls or self._sock)
+        if len(self.replies) <= LONG_REPLIES or not self.expected_replies:
+            self._received_before = self._reply_reader.received
+        elif self._reply_reader.received - self._received_before > MAX_BATCH_SIZE:
+            raise RepliesTooLong
         if not self.open and len(self.replies) >= self._handshake_replies:
             if len(self.replies) > self._handshake_replies:
                 raise ConnectionAbortedError("the server sent a reply without a request")
