@@ -5,11 +5,21 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from unittest import mock
 
 import pytest
 
 from leasehold import Client, Unavailable
-from leasehold.engines.zookeeper import connection
+from leasehold.engines.zookeeper import connection, requests
+from leasehold.engines.zookeeper.requests import (
+    MAX_CHILDREN,
+    Create2,
+    GetChildren,
+    GetChildren2,
+    GetData,
+    GetFewChildren,
+    GetShortData,
+)
 from tests.support.timing import check_elapsed
 
 
@@ -56,3 +66,52 @@ def test_reply_that_is_not_zookeeper_is_unavailable_by_the_deadline() -> None:
             client.close()
             listener.shutdown(socket.SHUT_RDWR)
         thread.join(5)
+
+
+STAT = bytes(68)
+
+
+def text(size: int) -> bytes:
+    return size.to_bytes(4, "big", signed=True)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        text(MAX_CHILDREN + 1),
+        text(-1),
+        text(1) + text(-1),  # a text that is left out
+        text(2) + text(1) + b"a",
+        text(1) + text(5) + b"a",
+        text(1) + text(1) + b"\xff",
+    ],
+)
+def test_children_that_a_server_cannot_have_raise_value_error(reply) -> None:
+    for request in (GetChildren, GetChildren2):
+        with pytest.raises(ValueError, match=r"children|text|truncated|codec"):
+            request.deserialize(reply + (STAT if request is GetChildren2 else b""), 0)
+
+
+def test_children_and_data_are_decoded() -> None:
+    children = text(2) + text(1) + b"a" + text(0)
+    assert GetChildren.deserialize(children, 0) == ["a", ""]
+    assert GetFewChildren.deserialize(children, 0) == ["a", ""]
+    assert GetFewChildren.deserialize(text(501), 0) is None
+    assert GetData.deserialize(text(2) + b"ab" + STAT, 0)[0] == b"ab"
+    assert GetData.deserialize(text(-1) + STAT, 0)[0] == b""
+    assert GetShortData.deserialize(text(20_000) + b"x" * 20_000 + STAT, 0)[0] == b""
+    with pytest.raises(ValueError, match="truncated"):
+        GetData.deserialize(text(100), 0)
+    with pytest.raises(ValueError, match="text"):
+        Create2.deserialize(text(-1) + STAT, 0)
+
+
+def test_name_with_more_than_a_few_claims_is_listed(url) -> None:
+    """Read on its own, not with other names in a pipeline."""
+    with Client(url) as client:
+        leases = [client.semaphore("many", 3).acquire() for _ in range(3)]
+        one = client.lock("one").acquire()
+        with mock.patch.object(requests, "_MAX_FEW", 2):
+            assert [each.name for each in client.inspect()] == ["many"] * 3 + ["one"]
+        for lease in (*leases, one):
+            lease.release()

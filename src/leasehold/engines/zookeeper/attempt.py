@@ -17,13 +17,14 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetChildren2, GetData, SetData, Sync
+from kazoo.protocol.serialization import Delete, Exists, SetData, Sync
 
 from leasehold.core.lock_state import describe_kind
 from leasehold.core.names import engine_key
 from leasehold.engines.zookeeper import nodes, slots
 from leasehold.engines.zookeeper.kazoo_adapter import CONTAINER, EPHEMERAL_SEQUENTIAL, CreateContainer, Reply
 from leasehold.engines.zookeeper.nodes import ROOT, TOKEN_BASE, ClaimNode, NodeQueue
+from leasehold.engines.zookeeper.requests import Create2, GetChildren, GetChildren2, GetData
 from leasehold.engines.zookeeper.session import OwnNode, ZookeeperSession, remember
 from leasehold.errors import ConfigError, Mismatch
 from leasehold.model import Busy, Claim, Grant

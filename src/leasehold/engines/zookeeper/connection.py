@@ -281,7 +281,8 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         if buffer is None:
             return super()._read_header(timeout)
         end = 4 + _INT.unpack_from(buffer)[0]
-        body = bytes(buffer[4:end])
+        with memoryview(buffer) as view:  # copied once, as a reply may have megabytes
+            body = bytes(view[4:end])
         del buffer[:end]
         header, offset = ReplyHeader.deserialize(body, 0)
         if header.xid == PING_XID and self._pings_sent:

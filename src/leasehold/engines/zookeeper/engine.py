@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from kazoo.exceptions import BadVersionError, NoAuthError, NodeExistsError, NoNodeError
-from kazoo.protocol.serialization import Create2, Delete, GetChildren, GetData, SetData, Sync
+from kazoo.protocol.serialization import Delete, SetData, Sync
 
 from leasehold.config import EngineConfig
 from leasehold.core.timing import HEARTBEAT_INTERVAL
@@ -22,6 +22,7 @@ from leasehold.engines.zookeeper.attempt import ZookeeperAttempt, create_root, f
 from leasehold.engines.zookeeper.inspect import list_holdings
 from leasehold.engines.zookeeper.kazoo_adapter import Reply, ZookeeperConnectionLost
 from leasehold.engines.zookeeper.nodes import TOKEN_BASE, NodeQueue
+from leasehold.engines.zookeeper.requests import Create2, GetChildren, GetData
 from leasehold.engines.zookeeper.session import OwnNode, ZookeeperSession
 from leasehold.engines.zookeeper.url import parse_url
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable

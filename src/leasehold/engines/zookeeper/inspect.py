@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kazoo.exceptions import NoNodeError
-from kazoo.protocol.serialization import GetChildren, GetData, Sync
+from kazoo.protocol.serialization import Sync
 
+from leasehold.core.listing import ListingBudget
 from leasehold.core.names import owner_of
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.zookeeper import nodes, slots
 from leasehold.engines.zookeeper.attempt import queue_path
 from leasehold.engines.zookeeper.kazoo_adapter import Reply
 from leasehold.engines.zookeeper.nodes import ROOT, TOKEN_BASE, NodeQueue
+from leasehold.engines.zookeeper.requests import GetChildren, GetData, GetFewChildren, GetShortData
 from leasehold.engines.zookeeper.session import ZookeeperSession
 from leasehold.model import Holder, Holding
 from leasehold.runtime.base import Runtime
@@ -39,14 +41,17 @@ class QueueNodes(NamedTuple):
 async def list_holdings(
     session: ZookeeperSession, runtime: Runtime, namespace: str, prefix: str, exact: bool, deadline: float
 ) -> list[Holding]:
-    reader = QueueReader(session, runtime, namespace, deadline)
+    reader = QueueReader(session, runtime, namespace, deadline, ListingBudget("zookeeper"))
     token_base, queues = await reader.read_queues(prefix, exact)
     found: list[Holding] = []
-    for name, queue in queues:
-        queue_nodes = await reader.read_nodes(name, queue)
+    budget = ListingBudget("zookeeper")
+    queues.reverse()
+    while queues:  # each is dropped once it is listed
+        name, node_names = queues.pop()
+        queue_nodes = await reader.read_nodes(name, NodeQueue(node_names))
         now = session.leader_clock_offset + runtime.now() if session.leader_clock_offset else runtime.wall()
         found += [
-            _to_holding(namespace, queue_nodes, index, data, stat, token_base, now)
+            budget.spend_holding(_to_holding(namespace, queue_nodes, index, data, stat, token_base, now))
             for index, data, stat in queue_nodes.nodes
         ]
     return found
@@ -58,9 +63,10 @@ class QueueReader:
     runtime: Runtime
     namespace: str
     deadline: float
+    budget: ListingBudget
 
-    async def read_queues(self, prefix: str, exact: bool) -> tuple[int, list[tuple[str, NodeQueue]]]:
-        """The token base, and the queues that are not empty, by name."""
+    async def read_queues(self, prefix: str, exact: bool) -> tuple[int, list[tuple[str, list[str]]]]:
+        """The token base, and the nodes of each name that has any, by name."""
         root, base_path = self.session.url.chroot + ROOT, self.session.url.chroot + TOKEN_BASE
         # The sync makes a lagging follower catch up, so that this sees everything that was confirmed to any client.
         _, root_reply, base = await self._ask([Sync(root), GetChildren(root, None), GetData(base_path, None)])
@@ -68,17 +74,23 @@ class QueueReader:
         names = sorted(
             name for name in decoded_names if name and (name == prefix if exact else name.startswith(prefix))
         )
-        replies = await self._ask([GetChildren(self._path(name), None) for name in names])
-        queues = [
-            (name, queue)
-            for name, reply in zip(names, replies, strict=True)
-            if (queue := NodeQueue(reply.get(NoNodeError) or ())).nodes
-        ]
+        queues = []
+        for start in range(0, len(names), _BATCH):
+            batch = names[start : start + _BATCH]
+            replies = await self._ask([GetFewChildren(self._path(name), None) for name in batch])
+            for name, reply in zip(batch, replies, strict=True):
+                if (children := reply.get(NoNodeError)) is None and reply.error is None:
+                    (alone,) = await self._ask([GetChildren(self._path(name), None)])
+                    children = alone.get(NoNodeError)
+                if nodes_of_name := [child for child in children or () if nodes.parse_name(child)]:
+                    for _ in nodes_of_name:
+                        self.budget.spend(name)
+                    queues.append((name, nodes_of_name))
         return nodes.parse_base((base.get(NoNodeError) or (b"0", None))[0]), queues
 
     async def read_nodes(self, name: str, queue: NodeQueue) -> QueueNodes:
         parent = self._path(name)
-        reads = [GetData(parent, None), *(GetData(f"{parent}/{node.name}", None) for node in queue.nodes)]
+        reads = [GetData(parent, None), *(GetShortData(f"{parent}/{node.name}", None) for node in queue.nodes)]
         slots_reply, *replies = await self._ask(reads)
         assigned = slots.parse_slots((slots_reply.get(NoNodeError) or (b"", None))[0])
         contents = [(index, *found) for index, reply in enumerate(replies) if (found := reply.get(NoNodeError))]

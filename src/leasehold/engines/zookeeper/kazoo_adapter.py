@@ -25,11 +25,12 @@ from kazoo.exceptions import (
     SessionMovedError,
     ZookeeperError,
 )
-from kazoo.protocol.serialization import CloseInstance, Create2, Delete, SetData
+from kazoo.protocol.serialization import CloseInstance, Delete, SetData
 from kazoo.retry import KazooRetry
 
 from leasehold.core.texts import server_text
 from leasehold.engines.zookeeper.connection import KazooConnection, KazooHandler
+from leasehold.engines.zookeeper.requests import Create2
 from leasehold.engines.zookeeper.url import ZookeeperUrl
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
 
@@ -67,7 +68,7 @@ class ZookeeperConnectionLost(Exception):
     """The connection was lost with a request in flight: its outcome is unknown. Never leaves the engine."""
 
 
-class CreateContainer(Create2):  # type: ignore[misc]
+class CreateContainer(Create2):
     """A container node: the server deletes it, without a race, some time after its last child is gone."""
 
     type = 19

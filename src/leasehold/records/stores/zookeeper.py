@@ -23,12 +23,13 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
-from kazoo.protocol.serialization import Create, Create2, Delete, GetChildren, GetData, SetData, Transaction
+from kazoo.protocol.serialization import Create, Delete, SetData, Transaction
 
 from leasehold.engines.zookeeper.attempt import create_root
 from leasehold.engines.zookeeper.engine import ZookeeperEngine
 from leasehold.engines.zookeeper.kazoo_adapter import Reply, ZookeeperConnectionLost, map_error
 from leasehold.engines.zookeeper.nodes import ROOT
+from leasehold.engines.zookeeper.requests import Create2, GetChildren, GetData
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.store import Record
 from leasehold.records.stores.engine_store import EngineStore, encode_record, parse_record

@@ -1,0 +1,98 @@
+"""Reading requests whose replies are checked while they are decoded. kazoo's own decode as many children as a server
+announces, and return None for a text or data that the server left out; these raise ValueError."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar, Final
+
+from kazoo.protocol import serialization
+from kazoo.protocol.serialization import int_struct, stat_struct
+from kazoo.protocol.states import ZnodeStat
+
+MAX_CHILDREN: Final = 50_000  # of one node: parsed, each takes up to 400 bytes
+_MAX_FEW: Final = 500
+_MAX_SHORT: Final = 16_384  # bytes; what a claim says of itself has less than half of that
+
+
+class TooManyChildren(ValueError):
+    """A node has more children than a client reads."""
+
+
+class GetChildren(serialization.GetChildren):  # type: ignore[misc]
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> list[str]:
+        return _read_children(reply, offset, MAX_CHILDREN)[0]
+
+
+class GetFewChildren(GetChildren):
+    """For a pipeline of many. The reply is None if there are more than 500 children: get those on their own."""
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> Any:
+        return None if _read_int(reply, offset)[0] > _MAX_FEW else _read_children(reply, offset, _MAX_FEW)[0]
+
+
+class GetChildren2(serialization.GetChildren2):  # type: ignore[misc]
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> tuple[list[str], ZnodeStat]:
+        children, offset = _read_children(reply, offset, MAX_CHILDREN)
+        return children, _read_stat(reply, offset)
+
+
+class GetData(serialization.GetData):  # type: ignore[misc]
+    """A node without data, which other clients can make, has b""."""
+
+    max_size: ClassVar[int | None] = None
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> tuple[bytes, ZnodeStat]:
+        size, offset = _read_int(reply, offset)
+        end = offset + max(size, 0)
+        data = reply[offset:end] if cls.max_size is None or size <= cls.max_size else b""
+        return data, _read_stat(reply, end)
+
+
+class GetShortData(GetData):
+    """For a pipeline of many. Data of more than 16 KiB, which no claim has, is left out."""
+
+    max_size = _MAX_SHORT
+
+
+class Create2(serialization.Create2):  # type: ignore[misc]
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> tuple[str, ZnodeStat]:
+        path, offset = _read_text(reply, offset)
+        return path, _read_stat(reply, offset)
+
+
+def _read_children(reply: bytes, offset: int, max_count: int) -> tuple[list[str], int]:
+    count, offset = _read_int(reply, offset)
+    if not 0 <= count <= max_count:
+        raise TooManyChildren(f"the server announced {count} children")
+    children = []
+    for _ in range(count):
+        child, offset = _read_text(reply, offset)
+        children.append(child)
+    return children, offset
+
+
+def _read_text(reply: bytes, offset: int) -> tuple[str, int]:
+    size, offset = _read_int(reply, offset)
+    if not 0 <= size <= len(reply) - offset:
+        raise ValueError(f"a text of {size} bytes")
+    return reply[offset : offset + size].decode(), offset + size
+
+
+def _read_int(reply: bytes, offset: int) -> tuple[int, int]:
+    try:
+        return int_struct.unpack_from(reply, offset)[0], offset + int_struct.size
+    except struct.error as error:
+        raise ValueError("truncated") from error
+
+
+def _read_stat(reply: bytes, offset: int) -> ZnodeStat:
+    try:
+        return ZnodeStat._make(stat_struct.unpack_from(reply, offset))
+    except struct.error as error:
+        raise ValueError("truncated") from error
