@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
 
+from leasehold.core.listing import ListingBudget
 from leasehold.core.lock_state import LockState
 from leasehold.core.names import bucket
 from leasehold.core.queue_entry import COOLING, WAITING, QueueEntry
 from leasehold.model import Claim, Holder, Holding
+
+Row: TypeAlias = tuple[Any, ...]
 
 _SECOND: Final = 1_000_000
 _MAX_MICROS: Final = 2**60  # 36,000 years: more, added to the current time, would overflow a column
@@ -31,39 +34,42 @@ def key(claim: Claim) -> tuple[str, int, str, str]:
     return (claim.namespace, bucket(claim.name), claim.name, claim.id_hash)
 
 
-def holdings(namespace: str, rows: Iterable[Sequence[Any]]) -> list[Holding]:
-    """The holdings in the rows of `lh_inspect_v1`: name by name, holders first, then the queue."""
-    lock_states: dict[str, LockState] = {}
-    now_by_name: dict[str, float] = {}
-    for row in rows:
-        name, kind, limit, state, token, id_hash, label, host, pid, purpose, mode, delay, ticket, *times, slot, now = (
-            row
-        )
-        since, heartbeat_expires_at, until = map(seconds, times)
-        now_by_name[name] = seconds(now)
-        lock_state = lock_states.setdefault(name, LockState(now_by_name[name], kind, int(limit)))
-        holder = Holder(label, host, int(pid), purpose)
-        entry = QueueEntry(
-            id_hash,
-            "",
-            holder,
-            mode,
-            seconds(delay),
-            int(ticket),
-            since,
-            heartbeat_expires_at,
-            int(state),
-            until,
-            int(token),
-        )
-        entry.slot = None if slot is None else int(slot)
-        add_entry(lock_state, entry)
+def holdings(namespace: str, rows: list[Row], engine: str) -> list[Holding]:
+    """The holdings in the rows of `lh_inspect_v1`: name by name, holders first, then the queue. Takes the rows out of
+    the list one by one, as both together may need much memory."""
+    rows.sort(key=itemgetter(0), reverse=True)
     found: list[Holding] = []
-    for name in sorted(lock_states):
-        lock_states[name].waiters.sort()
-        lock_states[name].expire(now_by_name[name])
-        found += lock_states[name].holdings(namespace, name, now_by_name[name])
+    budget = ListingBudget(engine)
+    while rows:
+        name, kind, limit, *_, now = rows[-1]
+        lock_state = LockState(seconds(now), kind, int(limit))
+        while rows and rows[-1][0] == name:
+            *_, now = row = rows.pop()
+            add_entry(lock_state, _to_entry(row))
+        lock_state.waiters.sort()
+        lock_state.expire(seconds(now))
+        found += map(budget.spend_holding, lock_state.holdings(namespace, name, seconds(now)))
     return found
+
+
+def _to_entry(row: Row) -> QueueEntry:
+    _, _, _, state, token, id_hash, label, host, pid, purpose, mode, delay, ticket, *times, slot, _ = row
+    since, heartbeat_expires_at, until = map(seconds, times)
+    entry = QueueEntry(
+        id_hash,
+        "",
+        Holder(label, host, int(pid), purpose),
+        mode,
+        seconds(delay),
+        int(ticket),
+        since,
+        heartbeat_expires_at,
+        int(state),
+        until,
+        int(token),
+    )
+    entry.slot = None if slot is None else int(slot)
+    return entry
 
 
 def add_entry(lock_state: LockState, entry: QueueEntry) -> None:

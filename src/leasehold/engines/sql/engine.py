@@ -194,7 +194,7 @@ class SqlEngine:
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
         rows = await self._connection.call("inspect", (namespace, prefix, exact), deadline)
         with self._decoding:
-            return holdings(namespace, rows)
+            return holdings(namespace, rows, self.name)
 
     async def ping(self, deadline: float) -> None:
         await self._connection.ping(deadline)
