@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
+import re
 import select
 import socket
 import struct
@@ -27,6 +29,7 @@ class Answer(NamedTuple):
     chunks: Callable[[], Iterator[bytes]]
     hold: bool = True  # afterwards the connection stays open, and silent; False: it is closed
     floods: bool = False  # sends as fast as the client reads, without end
+    reply: Callable[[bytes], bytes] | None = None  # to everything that the client sends, after the chunks
 
 
 class HostileProxy:
@@ -69,7 +72,7 @@ class HostileProxy:
             while not self._closed:
                 answer = self._answer
                 if answer is not None and self._at_once:
-                    self._send(answer, client)
+                    self._send(answer, client, b"")
                     return
                 sides = [client] if answer is not None else [client, server]
                 for side in select.select(sides, [], [], _TICK)[0]:
@@ -78,23 +81,29 @@ class HostileProxy:
                     if not (data := side.recv(_CHUNK)):
                         return
                     if answer is not None:
-                        self._send(answer, client)
+                        self._send(answer, client, data)
                         return
                     (server if side is client else client).sendall(data)
 
-    def _send(self, answer: Answer, client: socket.socket) -> None:
+    def _send(self, answer: Answer, client: socket.socket, data: bytes) -> None:
         client.settimeout(_TICK)
         for chunk in answer.chunks():
-            rest = memoryview(chunk)
-            while rest:
-                if self._answer is not answer:
-                    return
-                with suppress(TimeoutError):
-                    rest = rest[client.send(rest) :]
+            self._send_chunk(answer, client, chunk)
+            if self._answer is not answer:
+                return
         while answer.hold and self._answer is answer:
+            if answer.reply is not None:
+                self._send_chunk(answer, client, answer.reply(data))
+            data = b""
             with suppress(TimeoutError):
-                if not client.recv(_CHUNK):
+                if not (data := client.recv(_CHUNK)):
                     return
+
+    def _send_chunk(self, answer: Answer, client: socket.socket, chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        while rest and self._answer is answer:
+            with suppress(TimeoutError):
+                rest = rest[client.send(rest) :]
 
 
 # ---------------------------------------------------------------- answers
@@ -108,6 +117,11 @@ def flood(name: str, chunk: bytes, begin: bytes = b"") -> Answer:
     """The chunk again and again, in large pieces: as fast as the client reads."""
     large = chunk * max(1, _CHUNK // len(chunk))
     return Answer(name, lambda: chain([begin], repeat(large)), floods=True)
+
+
+def many_items(reply: Callable[[bytes], bytes], begin: bytes = b"") -> Answer:
+    """Replies that the client understands, with as many of the smallest items as it accepts, or more."""
+    return Answer("many items", once(begin) if begin else once(), reply=reply)
 
 
 def drip(data: bytes) -> Callable[[], Iterator[bytes]]:
@@ -144,6 +158,22 @@ def _redis() -> Iterator[Answer]:
     yield flood("wrong types", b"+OK\r\n$-1\r\n*-1\r\n*0\r\n:-5\r\n")
     yield Answer("truncated", once(b"*3\r\n:1\r\n$20\r\nabc"), hold=False)
     yield flood("error text", b"-ERR " + ESCAPES + b"\r\n")
+    yield many_items(_redis_items)
+
+
+def _redis_items(data: bytes) -> bytes:
+    """Names without end to SCAN, and a list of empty lists to all other commands."""
+    out = []
+    for command in re.findall(rb"\*\d+\r\n\$\d+\r\n([A-Za-z]+)\r\n", data):
+        if command == b"SCAN":
+            found = re.search(rb"lh1:\{([^:]*):", data)
+            namespace, cursor = found[1] if found else b"", b"%d" % random.randrange(1, 10**9)
+            names = [b"lh1:{%b:7}:%b-%d" % (namespace, cursor, number) for number in range(20_000)]
+            listed = b"".join(b"$%d\r\n%b\r\n" % (len(name), name) for name in names)
+            out.append(b"*2\r\n$%d\r\n%b\r\n*%d\r\n" % (len(cursor), cursor, len(names)) + listed)
+        else:
+            out.append(b"*131000\r\n" + b"*0\r\n" * 131_000)
+    return b"".join(out)
 
 
 def _zookeeper() -> Iterator[Answer]:
@@ -160,6 +190,38 @@ def _zookeeper() -> Iterator[Answer]:
     yield Answer("unknown error", once(frame(session), *(frame(struct.pack(">iqi", xid, 1, -999)) for xid in range(9))))
     yield Answer("truncated", once(frame(session)[:20]), hold=False)
 
+    stat = struct.pack(">qqqqiiiqiiq", 1, 1, 1000, 1000, 0, 0, 0, 0, 5, 0, 1)
+    claims = b"".join(frame(b"l-x-%064x-%010d" % (number, number)) for number in range(50_000))
+    null_texts = struct.pack(">i", 2_000_000) + b"\xff" * 8_000_000
+    namespaces = [b""]
+
+    def reply_with(children: bytes) -> Callable[[bytes], bytes]:
+        def reply(data: bytes) -> bytes:
+            """To each request in the data."""
+            out = []
+            if found := re.search(rb"/lh1/([^/:]+):", data):
+                namespaces[0] = found[1]
+            while len(data) >= 12:
+                size, xid, kind = struct.unpack_from(">iii", data)
+                is_root = data[12 : 4 + size].endswith(b"/lh1\0")
+                data = data[4 + size :]
+                if xid == 0:
+                    out.append(frame(session))
+                    continue
+                if is_root and children is not null_texts:
+                    names = b"".join(frame(b"%b:%05d" % (namespaces[0], number)) for number in range(50_000))
+                    body = struct.pack(">i", 50_000) + names
+                else:
+                    bodies = {4: frame(b"7" * (1 << 20)), 8: children, 12: children, 9: frame(b"/"), 15: frame(b"/x")}
+                    body = bodies.get(kind, b"")
+                out.append(frame(struct.pack(">iqi", xid, 5, 0) + body + stat))
+            return b"".join(out)
+
+        return reply
+
+    yield many_items(reply_with(struct.pack(">i", 50_000) + claims))
+    yield Answer("null texts", once(), reply=reply_with(null_texts))
+
 
 def _etcd() -> Iterator[Answer]:
     def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
@@ -167,17 +229,76 @@ def _etcd() -> Iterator[Answer]:
 
     settings = frame(4, 0, 0, b"")
     streams = range(1, 200, 2)
-    message = b"\0" + struct.pack(">I", 100_000) + b"\x12\x00" * 50_000  # fifty thousand empty items
     error = b"\x88\x00\x0bgrpc-status\x0214\x00\x0cgrpc-message" + _long_string(ESCAPES)
     yield flood("long frame", b"\0", settings + b"\xff\xff\xff\0\0\0\0\0\1")
     yield flood("long message", frame(0, 0, 1, bytes(16_000)), settings + frame(0, 0, 1, b"\0\xff\xff\xff\xff"))
     yield flood("endless messages", b"".join(frame(0, 0, stream, b"\0\0\0\0\0" * 99) for stream in streams))
-    yield flood("many items", b"".join(frame(0, 0, stream, message) for stream in streams), settings)
+    yield many_items(_EtcdItems(frame).reply, settings)
     yield flood("endless headers", frame(9, 0, 1, b"\x88" * 1000), settings + frame(1, 0, 1, b"\x88"))
     yield flood("endless pings", frame(6, 0, 0, bytes(8)), settings)
     yield flood("endless settings", settings)
     yield Answer("error text", once(settings, *(frame(1, 5, stream, error) for stream in streams)))
     yield Answer("truncated", once(settings, frame(0, 0, 1, b"abc")[:10]), hold=False)
+
+
+class _EtcdItems:
+    """Lists without end: each page of keys begins where the request asks for it, and says that there are more."""
+
+    def __init__(self, frame: Callable[[int, int, int, bytes], bytes]) -> None:
+        self._frame = frame
+        holder = b'"holder":["w","h",1,""]'
+        fields = b'"state":"held","token_base":0,"delay":0.0,%b,"written_at":1.0}' % holder
+        self._value = b'{"id_hash":"' + b"ab" * 36 + b'",' + fields
+        self._header = self._field(1, b"\x08\x01\x10\x02\x18\x03")
+        self._txn = self._header + b"\x10\x01" + self._field(3, self._field(1, self._header)) * 4
+        keys = b"".join(self._field(2, self._kv(b"key", b"v" * 150)) for _ in range(19_500))
+        self._txn += self._field(3, self._field(1, self._header + keys))
+
+    @staticmethod
+    def _varint(value: int) -> bytes:
+        out = bytearray()
+        while value > 127:
+            out.append(value & 127 | 128)
+            value >>= 7
+        return bytes([*out, value])
+
+    def _field(self, number: int, body: bytes) -> bytes:
+        return bytes([number << 3 | 2]) + self._varint(len(body)) + body
+
+    def _kv(self, key: bytes, value: bytes) -> bytes:
+        revision = self._varint(1 << 40)
+        return (
+            self._field(1, key) + b"\x10" + revision + b"\x18" + revision + self._field(5, value) + b"\x30" + revision
+        )
+
+    def reply(self, data: bytes) -> bytes:
+        """To each call in the data: its headers, and the message behind them."""
+        out = []
+        data = data.removeprefix(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        path = b""
+        while len(data) >= 9:
+            size, kind, stream = int.from_bytes(data[:3], "big"), data[3], int.from_bytes(data[5:9], "big")
+            body, data = data[9 : 9 + size], data[9 + size :]
+            if kind == 1:
+                path = body
+            elif kind == 0 and size > 5:
+                message = self._message(path, body[5:])
+                message = b"\0" + struct.pack(">I", len(message)) + message
+                out.append(self._frame(1, 4, stream, b"\x88"))
+                out += [self._frame(0, 0, stream, message[at : at + 16_000]) for at in range(0, len(message), 16_000)]
+                out.append(self._frame(1, 5, stream, b"\x00\x0bgrpc-status\x010"))
+        return b"".join(out)
+
+    def _message(self, path: bytes, request: bytes) -> bytes:
+        if b"KV/Txn" in path:
+            return self._txn
+        if b"KV/Range" not in path:
+            return self._header + b"\x10\x05\x18\x14"  # a lease of 20 s
+        begin = request[2 : 2 + request[1]]
+        prefix, _, last = begin.partition(b":")
+        number = int(last[:8], 16) if len(last) >= 8 else 0
+        names = (b"%b:%08x/l/x/ab0" % (prefix, number + 1 + step) for step in range(500))
+        return self._header + b"".join(self._field(2, self._kv(name, self._value)) for name in names) + b"\x18\x01"
 
 
 def _long_string(text: bytes) -> bytes:
@@ -206,6 +327,38 @@ def _postgresql() -> Iterator[Answer]:
     yield Answer("error text", once(error), hold=False)
     yield Answer("no result", once(accepted, message(b"Z", b"I") * 9))
     yield Answer("truncated", once(columns[:9]), hold=False)
+    names = b"".join(b"c%d\0" % number + struct.pack(">IHIHIH", 0, 0, 25, 0, 0, 0) for number in range(18))
+    texts = [b"".join(struct.pack(">I", len(text)) + text for text in row) for row in _holdings()]
+    listed = message(b"T", struct.pack(">H", 18) + names)
+    listed += b"".join(message(b"D", struct.pack(">H", 18) + row) for row in texts)
+    listed += message(b"C", b"SELECT 1\0") + message(b"Z", b"I")
+
+    def reply(data: bytes) -> bytes:
+        if not data or data[0] == 0:
+            return b"" if not data else b"N" if data[4:8] == b"\x04\xd2\x16\x2f" else accepted
+        return (b"1\0\0\0\4" if data[:1] == b"P" else b"") + b"2\0\0\0\4" + listed
+
+    yield many_items(reply)
+
+
+def _holdings() -> Iterator[tuple[bytes, ...]]:
+    """The rows of `inspect`: as many as 8 MiB have, with short texts."""
+    for number in range(34_000):
+        times = b"1700000000000000", b"1700000000000000", b"1900000000000000", b"0", b"1700000000000000"
+        holder = b"w", b"h", b"1", b""
+        yield (
+            b"%05d" % number,
+            b"lock",
+            b"1",
+            b"2",
+            b"%d" % number,
+            b"ab" * 12,
+            *holder,
+            b"exclusive",
+            b"0",
+            b"1",
+            *times,
+        )
 
 
 def _mysql() -> Iterator[Answer]:
@@ -229,6 +382,16 @@ def _mysql() -> Iterator[Answer]:
     yield Answer("local file", once(packet(1, b"\xfb/etc/passwd")))
     yield Answer("error text", once(error), hold=False)
     yield Answer("truncated", once(packet(1, b"\1")[:3]), hold=False)
+    listed = [packet(1, b"\x12"), *(column for _ in range(18)), packet(3, b"\xfe\0\0\2\0")]
+    for row in _holdings():
+        listed.append(packet(4, b"".join(bytes([len(text)]) + text for text in row)))
+    listed.append(packet(5, b"\xfe\0\0\2\0"))
+
+    def reply(data: bytes) -> bytes:
+        """A hello to a client that has said nothing, then OK to its login, then rows."""
+        return hello if not data else packet(2, ok) if data[3:4] == b"\1" else b"".join(listed)
+
+    yield Answer("many items", once(), reply=reply)
 
 
 def _http() -> Iterator[Answer]:
@@ -258,6 +421,15 @@ def _http() -> Iterator[Answer]:
         yield Answer(f"many values {value.decode()}", once(whole(200, body)))
     many = b'[{"value": [' + b'{"":{}},' * 1_000_000 + b"0]}]"
     yield Answer("8 MB of values", once(whole(200, many)))
+    holding = (
+        b'{"namespace":"","name":"%05d","state":"held","mode":"exclusive","kind":"lock","limit":1,"fingerprint":"%b",'
+    )
+    holding += (
+        b'"holder":["w","h",1,""],"age":1,"left":1,"token":1,"slot":null,"position":null,"owner":"","since_grant":true}'
+    )
+    page = b",".join(holding % (number, b"ab" * 8) for number in range(7_500))
+    listed = whole(200, b'[{"value":[' + page + b'],"more":["x",1]}]')
+    yield many_items(lambda data: listed * data.count(b"POST /"))
     yield Answer("long numbers", once(whole(200, b"[" + b",".join(repeat(b"9" * 4000, 200)) + b"]")))
     yield Answer("gzip", once(_gzipped(b"[" + b"0," * 5_000_000 + b"0]")))
     yield Answer("bad chunk sizes", once(chunked + b"-1\r\n\r\n"))

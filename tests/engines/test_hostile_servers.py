@@ -36,7 +36,9 @@ from tests.support.timing import MEASURING, check_elapsed
 
 CALL_TIMEOUT = 0.4
 PROMISED = CALL_TIMEOUT + 0.5
+PATIENT = 8.0  # seconds
 MEMORY = 32 * 1024 * 1024
+LISTED = {"postgresql": 56 * 1024 * 1024}  # libpq keeps the whole reply of `inspect` while its rows are decoded
 MAX_TEXT = 8 * MAX_SERVER_TEXT  # Leasehold's own words, and the texts of five servers
 TRIES = 3  # a call is too slow if it is too slow each time: the machine may be busy
 AT_ONCE = 5  # answers without a flood, which clients mostly wait for: each client is a process of its own
@@ -47,7 +49,13 @@ class HostileCase:
     """One client in a process of its own, behind proxies that can attack it."""
 
     def __init__(
-        self, rig: Rig, api: str, log: Path, exit_stack: ExitStack, make_url: Callable[[str], str] = str
+        self,
+        rig: Rig,
+        api: str,
+        log: Path,
+        exit_stack: ExitStack,
+        make_url: Callable[[str], str] = str,
+        call_timeout: float = CALL_TIMEOUT,
     ) -> None:
         machine: Any = rig.client_path()
         exit_stack.callback(machine.close)
@@ -60,7 +68,7 @@ class HostileCase:
         holder = exit_stack.enter_context(rig.client(namespace=namespace))
         exit_stack.enter_context(holder.lock("contended", ttl=600))
         self._log = log
-        arguments = (api, make_url(url), namespace, CALL_TIMEOUT)
+        arguments = (api, make_url(url), namespace, call_timeout)
         self.child = Child(
             *arguments, script=SUPPORT / "hostile_child.py", stderr=exit_stack.enter_context(log.open("wb"))
         )
@@ -215,6 +223,26 @@ def test_unreadable_answers_break_no_promise(make_case, engine) -> None:
 def test_hostile_answers_break_no_promise(make_case, engine) -> None:
     answers = [answer for answer in ANSWERS[engine] if not answer.floods]
     assert_no_promise_broken(answers, [make_case() for _ in range(AT_ONCE)], engine)
+
+
+@pytest.mark.extended
+def test_many_items_take_a_bounded_part_of_the_memory(make_case, engine) -> None:
+    """With so much time that the client decodes them all."""
+    (answer,) = [answer for answer in ANSWERS[engine] if answer.name == "many items"]
+    case = make_case(call_timeout=PATIENT)
+    before, grown = case.warm_up(), {}
+    for command in ("inspect", "attempt", "renew", "release", "ping"):
+        case.do("open")  # a new client each time: forged answers may say that all its leases are lost
+        case.recover("hold")
+        case.attack(answer)
+        case.check("many items", command)
+        grown[command] = case.peak() - before
+        case.relent()
+        case.check("closing", "close")
+    assert not case.problems
+    bound = MEMORY * len(case.proxies) if engine == "redlock" else LISTED.get(engine, MEMORY)  # of each node
+    assert max(grown.values()) <= bound, {command: f"{size / 2**20:.1f} MiB" for command, size in grown.items()}
+    assert_nothing_printed(case)
 
 
 @pytest.mark.extended
