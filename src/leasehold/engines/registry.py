@@ -34,7 +34,18 @@ class RegisteredLease(Protocol):
 class Waiter:
     """A queued claim, and the notifications that arrived since its last attempt."""
 
-    __slots__ = ("cancelled", "claim", "holders", "joined_at", "polls", "recheck_at", "refused", "signal", "woken")
+    __slots__ = (
+        "cancelled",
+        "claim",
+        "holders",
+        "joined_at",
+        "polls",
+        "recheck_at",
+        "refusals",
+        "refused",
+        "signal",
+        "woken",
+    )
 
     def __init__(self, claim: Claim, signal: Signal, joined_at: float) -> None:
         self.claim = claim
@@ -42,7 +53,8 @@ class Waiter:
         self.signal = signal
         self.woken = False
         self.cancelled = False  # the client is closed: stop waiting
-        self.refused = False  # by an overloaded server, so it has no position that a heartbeat could keep
+        self.refusals = 0  # by overloaded servers
+        self.refused = False  # ... and it has no position that a heartbeat could keep
         self.recheck_at: float | None = None
         self.polls = 0  # how often it has waited without a wake-up to expect
         self.holders: tuple[str, ...] = ()  # addresses of the clients it waits for, if their end can be noticed

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from leasehold import AsyncClient, Client, Unavailable
-from leasehold.model import Alive
+from leasehold.model import Alive, Gone, Grant
 from tests.support.scripted_server import SILENT, free_engine
 from tests.support.timing import check_elapsed
 
@@ -192,3 +192,16 @@ def test_waiter_is_granted_after_its_wakeup(start_server, wait_until):
         assert found[0].held
         assert {call["claim"]["id"] for call in server.calls if call["do"] == "attempt"} == {waiter.claim.id}
         found[0].release()
+
+
+def test_renewal_of_more_claims_than_a_request_may_have_is_answered(driver, start_lock_server):
+    """A client with 600 waiters sends that many heartbeats. If they were refused, all would lose their positions."""
+    driver.open(start_lock_server())
+    holder, waiters = driver.claim(), [driver.claim(queue=True) for _ in range(600)]
+    assert isinstance(driver.attempt(holder), Grant)
+    for waiter in (waiters[0], waiters[-1]):
+        driver.attempt(waiter)
+    replies = driver.renew(*waiters)
+    assert len(replies) == len(waiters)
+    assert [type(reply) for reply in (replies[0], replies[1], replies[-1])] == [Alive, Gone, Alive]
+    assert not any(isinstance(reply, Unavailable) for reply in replies)

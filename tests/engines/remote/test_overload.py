@@ -48,9 +48,22 @@ def test_refusal_by_all_servers_is_overloaded_after_one_round(driver, start_serv
     for server in pair:
         server.script = lambda call: problem(kind, done=False, retry_after=2.5)
     with pytest.raises(Overloaded) as error:
-        driver.attempt(driver.claim(queue=True))
+        driver.attempt(driver.claim())
     assert error.value.retry_in == 2.5
     assert [len(server.calls) for server in pair] == [1, 1]
+
+
+def test_waiter_tries_other_servers_only_after_several_refusals(driver, start_server):
+    """Another server can give it a position, but cannot wake it."""
+    pair = start_server(lambda call: REFUSED), start_server()
+    driver.open(*pair)
+    waiter = driver.claim(queue=True)
+    for _ in range(5):
+        with pytest.raises(Overloaded):
+            driver.attempt(waiter)
+    assert [len(server.calls) for server in pair] == [5, 0]
+    assert isinstance(driver.attempt(waiter), Grant)
+    assert [len(server.calls) for server in pair] == [6, 1]
 
 
 def test_overloaded_server_that_cannot_be_reached_next_is_overloaded(driver, start_server):
@@ -58,7 +71,7 @@ def test_overloaded_server_that_cannot_be_reached_next_is_overloaded(driver, sta
     driver.open(*pair)
     pair[1].close()
     with pytest.raises(Overloaded):
-        driver.attempt(driver.claim(queue=True))
+        driver.attempt(driver.claim())
 
 
 def test_overloaded_server_is_not_left_by_the_client(driver, start_server):

@@ -12,11 +12,12 @@ claim that it is still carrying out, so that the release does not overtake it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from leasehold import tracing
 from leasehold.config import EngineConfig
-from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
+from leasehold.engines.registry import ClaimRegistry, Waiter, wait_for_wakeup
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.connections import new_connections
 from leasehold.engines.remote.listener import Listener
@@ -24,13 +25,14 @@ from leasehold.engines.remote.refusals import RefusalReports
 from leasehold.engines.remote.servers import Call, Failover, Reply, Servers
 from leasehold.engines.remote.url import parse_url
 from leasehold.engines.remote.wire import Json
-from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Overloaded, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
 T = TypeVar("T")
 
 _MAX_PAGES: Final = 5  # of one list of locks
+_MAX_REFUSALS: Final = 5  # of a waiter by the server in use, before it tries the others
 
 
 class Shared(NamedTuple):
@@ -63,20 +65,27 @@ class RemoteEngine:
     # ---------------------------------------------------------------- verbs
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
-        listener, retry_until = self._listener, None
+        listener, waiter, retry_until = self._listener, None, None
         if claim.queue:
             self._registry.shared["contended"] = True
             if not listener.active:
                 await listener.wait_active(self._runtime, deadline)
             waiter = self._registry.add_waiter(claim, self._runtime)  # before the request (E4)
-            retry_until = lambda: 0.0 if waiter.cancelled else claim.wait_deadline  # noqa: E731  # close() cancels
+            retry_until = partial(_wait_deadline, waiter)
         elif not listener.active:
             listener.start()
         body = {"do": "attempt", "claim": self._claim(claim)}
         if (parent := tracing.current_parent()) is not None:
             body[tracing.HEADER] = parent  # one request may have calls of several traces
         try:
-            answer = await self._ask(Call(body, deadline, retry_until=retry_until), wire.attempt_from_json)
+            # A waiter keeps to its server, which alone can wake it, until that has refused it several times.
+            stays = waiter is not None and waiter.refusals < _MAX_REFUSALS
+            call = Call(body, deadline, retry_until=retry_until, stays=stays)
+            answer = await self._ask(call, wire.attempt_from_json)
+        except Overloaded:
+            if waiter is not None:
+                waiter.refusals += 1
+            raise
         except AccessDenied as denied:
             if denied._nothing_done:
                 self._denied.add(claim.id_hash)
@@ -96,6 +105,13 @@ class RemoteEngine:
             await wait_for_wakeup(self._runtime, waiter, Busy(None, busy.position), seconds, polls=polls)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
+        """In parts, because a server takes only so many claims at a time: a client may have thousands of waiters."""
+        replies: list[Alive | Gone | Unavailable] = []
+        for start in range(0, len(claims), wire.MAX_CALLS):
+            replies += await self._renew(claims[start : start + wire.MAX_CALLS], deadline)
+        return replies
+
+    async def _renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         now = self._runtime.now()
         body = {"do": "renew", "claims": [wire.claim_to_json(claim, now, with_holder=False) for claim in claims]}
         try:
@@ -186,6 +202,10 @@ class RemoteEngine:
             return error
         text = f"the server did not answer as a Leasehold server does: {error}"
         return Unavailable(text if isinstance(error, wire.Malformed) else str(error), engine=self._scheme)
+
+
+def _wait_deadline(waiter: Waiter) -> float:
+    return 0.0 if waiter.cancelled else waiter.claim.wait_deadline  # close() cancels
 
 
 def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> RemoteEngine:

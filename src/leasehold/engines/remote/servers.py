@@ -11,8 +11,9 @@ the engine behind the servers knows a claim by its id (E2, E6). So `Failover.ask
 |                                                 | idle before, or there is one server only: once more there         |
 | silence                                         | the next server, after this one's share of the deadline, which is |
 |                                                 | longer if the last answer took long (`server_share`); moves       |
-| refused because of a limit, `done: false`       | the next server, at once. The client stays: a move takes all its  |
-|                                                 | waiters along. If all servers refuse: `Overloaded`                |
+| refused because of a limit, `done: false`       | the next server, at once, but a waiter only after several         |
+|                                                 | refusals: another server cannot wake it. The client stays: a move |
+|                                                 | takes all its waiters along. If all servers refuse: `Overloaded`  |
 | refused otherwise, `done: false`: the engine    | the next server, at once                                          |
 | was not asked                                   |                                                                   |
 | any other `Unavailable`, also inside a renewal  | the next server, once a second: that server alone may have lost   |
@@ -163,6 +164,7 @@ class Call(NamedTuple):
     deadline: float
     repeatable: bool = True
     retry_until: Callable[[], float] | None = None  # of a waiter: when its `wait` is over
+    stays: bool = False  # an overloaded server is not left for the next one
 
 
 class Reply(NamedTuple):
@@ -219,6 +221,8 @@ class Failover:
                 servers.leave(server)
             except Overloaded as error:
                 failure = overloaded = (server, error)
+                if call.stays and not may_have_arrived:
+                    break
             except NotSent as error:
                 failure = (server, error)
                 servers.leave_without_engine(server, now())
