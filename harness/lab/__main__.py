@@ -21,6 +21,7 @@ from harness.lab.expectations import Expectation, cells, of_all
 from harness.lab.faults import FAULTS, SOAK_FAULT, in_turn
 from harness.lab.run import CROWD, Run
 from harness.lab.setups import SETUPS, CannotRun, Setup
+from harness.lab.soak import NoCapacity, Residue
 from harness.lab.verdict import Verdict
 from leasehold.testing import Absent
 
@@ -40,7 +41,7 @@ def main() -> int:
         return run_matrix(arguments)
     try:
         return run_cell(arguments)
-    except (CannotRun, Absent) as why:
+    except (CannotRun, Absent, NoCapacity) as why:
         say(f"{arguments.setup} {arguments.fault} could not run: {why}")
         return COULD_NOT_RUN
     except Exception:  # of the lab itself: a server that did not start in time, for example
@@ -57,6 +58,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="inject faults for this long (default: 20; a soak: 600)")
     parser.add_argument("--seed", type=int, default=1, help="decides what is chosen at random (default: 1)")
     parser.add_argument("--crowd", type=int, default=CROWD, metavar="N", help=f"tasks of `crowd` (default: {CROWD})")
+    parser.add_argument(
+        "--capacity",
+        type=float,
+        metavar="PAIRS",
+        help="of a soak: pairs of acquire and release a second that the servers sustain (default: it is measured)",
+    )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--plain", action="store_true", help="no fence at the account")
     mode.add_argument("--fenced", action="store_false", dest="plain", help="a fence at the account (default)")
@@ -105,6 +112,7 @@ def run_cell(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         plain=arguments.plain,
         crowd=arguments.crowd,
+        capacity=arguments.capacity,
         report=lambda text: say(f"{arguments.setup} {arguments.fault}: {text}"),
     )
     verdict = run.execute()
@@ -113,6 +121,7 @@ def run_cell(arguments: argparse.Namespace) -> int:
     result = evidence.result(arguments.setup, arguments.fault, setup.version(), arguments, verdict)
     if run.residue is not None:
         result["soak"] = run.residue._asdict()
+        explain_soak(run.residue)
     if arguments.keep:
         evidence.save([result])
     if arguments.history:
@@ -152,6 +161,15 @@ def explain(arguments: argparse.Namespace, verdict: Verdict) -> None:
         say("  the shortest bad part:")
     for event in verdict.bad_part:
         say(f"    {event.at:.6f} {event.process} {event.what} {' '.join(map(str, event.details))}")
+
+
+def explain_soak(residue: Residue) -> None:
+    say(f"offered {residue.rate:,} of {residue.capacity:,} pairs a second; {residue.claims} claims left")
+    for step in residue.load:
+        latency = f"p50 {step['p50']:.1f}, p99 {step['p99']:.1f} ms"
+        say(f"  done {step['done']:,.0f} a second, {latency}, failed {step['errors']:.1%}")
+    for process, figures in residue.growth.items():
+        say(f"  {process}: " + ", ".join(f"{what} {first:g} to {last:g}" for what, (first, last) in figures.items()))
 
 
 # ------------------------------------------------------------------ all cells

@@ -156,7 +156,7 @@ async def crowd(task: Task) -> None:
             try:
                 lease = await client.lock(NAME).acquire(wait=None)
             except LeaseholdError as error:
-                report("fails", type(error).__name__, number=number)
+                report("fails", type(error).__name__, False, str(error), number=number)
                 return
             report("holds", lease.token, False, number=number)
             report("ends", lease.token, None, number=number)

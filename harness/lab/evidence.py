@@ -168,19 +168,8 @@ def blanks_table() -> Rows:
 
 
 def soak_table(results: Sequence[Result]) -> Rows:
-    rows: Rows = [
-        (
-            "setup",
-            "seconds",
-            "faults",
-            "operations",
-            "grants",
-            "broken promises",
-            "claims left",
-            "memory",
-            "descriptors",
-        )
-    ]
+    head = ("setup", "seconds", "faults", "operations", "grants", "broken promises", "claims left")
+    rows: Rows = [(*head, "load, pairs a second", "p50 of the load")]
     for each in results:
         if each["fault"] == "soak":
             numbers = [
@@ -188,6 +177,18 @@ def soak_table(results: Sequence[Result]) -> Rows:
                 *(f"{each[figure]:,}" for figure in ("faults", "operations", "grants")),
             ]
             left = each["soak"]
-            numbers += [str(len(each["violations"])), str(left["claims"]), left["memory"], left["descriptors"]]
-            rows.append((f"`{each['setup']}`", *numbers))
+            numbers += [str(len(each["violations"])), str(left["claims"])]
+            medians = [step["p50"] for step in left["load"]]
+            load = f"{left['rate']:,} of {left['capacity']:,}"
+            rows.append((f"`{each['setup']}`", *numbers, load, f"{medians[0]:.1f} to {medians[-1]:.1f} ms"))
+    return rows
+
+
+def growth_table(results: Sequence[Result]) -> Rows:
+    """What the processes of a soak used at its begin and at its end."""
+    rows: Rows = [("setup", "process", "memory", "descriptors", "threads")]
+    for each in results:
+        for process, figures in each["soak"]["growth"].items() if each["fault"] == "soak" else ():
+            texts = [f"{first:g} to {last:g}" for first, last in figures.values()]
+            rows.append((f"`{each['setup']}`", process, f"{texts[0]} MB", *texts[1:]))
     return rows

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from harness.lab.contender import now
 from harness.lab.setups import restart
-from harness.lab.soak import sample
+from harness.lab.soak import interval
 
 if TYPE_CHECKING:
     from harness.lab.run import Run
@@ -28,7 +28,7 @@ class Fault(NamedTuple):
     slow_ttl: float | None = None
     pauses: bool = False  # contenders are paused: without a fence updates must be lost, or the fault did not bite
     crowd: bool = False  # another workload: see `contender.crowd`
-    soaks: bool = False  # what the run leaves behind is judged as well
+    soaks: bool = False  # beside a load; what the run leaves behind is judged as well
 
 
 # ------------------------------------------------------------------ clients
@@ -237,13 +237,13 @@ def crowd(run: Run) -> float:
 
 def soak(run: Run) -> float:
     """One of the faults below, chosen at random. The next follows 15 s later."""
-    chosen = run.rng.choice(SOAK)
+    chosen = run.rng.choice(SOAK if run.setup.servers else SOAK_WITHOUT_SERVER)
     began = now()
-    run.samples.append(sample(run.contenders[0].process.pid))
+    run.take_samples()
     run.report(chosen)
     since = FAULTS[chosen].inject(run)
     run.await_grant(since)
-    run.sleep(max(0.0, SOAK_INTERVAL - (now() - began)))
+    run.sleep(max(0.0, interval(run.seconds) - (now() - began)))
     return since
 
 
@@ -293,7 +293,6 @@ FAULTS: Final[dict[str, Fault]] = {
     "crowd": Fault("thousands of tasks ask at once", crowd, crowd=True),
 }
 
-SOAK_INTERVAL: Final = 15.0  # seconds from one fault to the next
 SOAK: Final = (
     "client-kill",
     "client-pause",
@@ -303,4 +302,5 @@ SOAK: Final = (
     "all-restart",
     "lost-answers",
 )
+SOAK_WITHOUT_SERVER: Final = ("client-kill", "client-pause")
 SOAK_FAULT: Final = Fault("another fault every 15 s", soak, soaks=True)

@@ -20,7 +20,7 @@ from harness.lab.contender import SELECT, Task, now
 from harness.lab.expectations import Expectation
 from harness.lab.faults import Fault
 from harness.lab.setups import Link, Setup
-from harness.lab.soak import Residue, Sample, residue
+from harness.lab.soak import SHARE, Load, Residue, Samples, measure_capacity, residue, sample
 from harness.lab.verdict import Event, Recording, Silence, Verdict, judge
 from harness.servers.folders import scratch
 from harness.servers.process import poll
@@ -121,6 +121,7 @@ class Run:
         seed: int = 0,
         plain: bool = False,
         crowd: int = CROWD,
+        capacity: float | None = None,
         report: Callable[[str], object] = str,
     ) -> None:
         self.setup, self.fault, self.expectation, self.report = setup, fault, expectation, report
@@ -133,7 +134,9 @@ class Run:
         self.clock_offset = 0.0
         self.end = 0.0
         self.recording = Recording([])
-        self.samples: list[Sample] = []
+        self.samples: Samples = {}
+        self.capacity = capacity  # of a soak; None: it is measured first
+        self._load: Load | None = None
         self.residue: Residue | None = None
         self._count = 0
         self._links: list[Link] = []
@@ -251,19 +254,37 @@ class Run:
         for contender in self.contenders:
             contender.process.wait(20 * _DEADLINE)
 
+    def take_samples(self) -> None:
+        """Of the servers, of the processes that offer load, and of a contender that lives through the run."""
+        assert self._load is not None
+        pids = {f"server {number}": server.pid for number, server in enumerate(self.setup.servers, start=1)}
+        pids |= {f"client {number}": pid for number, pid in enumerate(self._load.pids, start=1)}
+        for process, pid in (pids | {"contender": self.contenders[0].process.pid}).items():
+            self.samples.setdefault(process, []).append(sample(pid))
+
     # ------------------------------------------------------------------ the run
 
     def execute(self) -> Verdict:
         self.setup.start()
         try:
+            if self.fault.soaks:
+                url = self.setup.direct_url()
+                self.capacity = self.capacity or measure_capacity(url, self.report)
+                self.report(f"offering {SHARE:.0%} of {self.capacity:,.0f} pairs a second")
+                self._load = Load(url, SHARE * self.capacity, self.seconds)
             for _ in range(CONTENDERS):
                 self.start_contender()
             poll(lambda: all(contender.ready for contender in self.contenders), _DEADLINE, self._logs)
             self._inject_faults()
+            if self._load is not None:
+                self._load.end()
+                self.take_samples()
         finally:
             failures = [contender.end() for contender in self.contenders]
-            if self.fault.soaks and len(self.samples) > 1:
-                self.residue = residue(self._links[0].url, self.samples)
+            if self._load is not None:
+                self._load.close()
+                if self.samples:
+                    self.residue = residue(self.setup, self.samples, self.capacity or 0.0, self._load)
             for link in self._links:
                 for proxy in link.all:
                     proxy.close()
@@ -275,6 +296,7 @@ class Run:
             verdict.violations.append(f"{verdict.grants} of {self.crowd} tasks were granted the lock")
         if self.residue is not None:
             verdict.violations += self.residue.violations
+            verdict.late += self.residue.late
         return verdict
 
     def _inject_faults(self) -> None:
@@ -282,6 +304,8 @@ class Run:
         try:
             if not self.crowd:
                 self.await_grant(0.0)
+            if self._load is not None:
+                self._load.start()
             while not self.recording.waits or now() < self.end:
                 self.sleep(0.0 if self.crowd else self.rng.uniform(0.3, 1.0))
                 since = self.fault.inject(self)

@@ -108,8 +108,16 @@ class Setup:
     def url(self, addresses: str) -> str:
         raise NotImplementedError
 
+    def direct_url(self) -> str:
+        """For clients that no fault cuts off: without proxies, which could not carry much load."""
+        return self.url(hosts(self.servers))
+
     def version(self) -> str:
         raise NotImplementedError
+
+    def temporary_keys(self) -> int:
+        """What the servers keep for claims, beside what `inspect` shows. There must be none without claims."""
+        return 0
 
     # What faults do. The leader is the server without which no request is decided at this moment.
 
@@ -197,7 +205,10 @@ class Sqlite(Setup):
         self.path = os.path.join(self.disk or scratch(), "locks.db")
 
     def link(self) -> Link:
-        return Link(f"sqlite://{self.path}", [])
+        return Link(self.direct_url(), [])
+
+    def direct_url(self) -> str:
+        return f"sqlite://{self.path}"
 
     def version(self) -> str:
         return sqlite3.sqlite_version
@@ -219,6 +230,11 @@ class Redis(Setup):
 
     def url(self, addresses: str) -> str:
         return f"redis://{addresses}"
+
+    def temporary_keys(self) -> int:
+        """Only the counters of tokens do not expire."""
+        found = [cast("RedisServer", server).info("keyspace").get("db0", "") for server in self.servers]
+        return sum(int(text.partition("expires=")[2].split(",")[0] or 0) for text in found)
 
     def version(self) -> str:
         return program_version("redis-server", "--version")
@@ -302,6 +318,9 @@ class Sentinel(Setup):
         return Link(
             f"redis+sentinel://{hosts(sentinels)}/{SERVICE}?remap={remap}{self.query}", proxies, others=sentinels
         )
+
+    def direct_url(self) -> str:
+        return f"redis+sentinel://{hosts(self.sentinels)}/{SERVICE}{self.query.replace('&', '?', 1)}"
 
     def leader(self) -> Server:
         port = self.sentinels[0].primary()

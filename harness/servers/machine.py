@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.servers.process import Server
 from harness.servers.proxy import Proxy
 from leasehold.engines.base import Opener
 from leasehold.testing.conformance.rig import ClientPath
@@ -31,6 +32,6 @@ class ProxiedMachine(ClientPath):
             proxy.close()
 
 
-def hosts(proxies: Sequence[Proxy]) -> str:
-    """The addresses of the proxies as in a URL: `host:port,host:port`."""
-    return ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+def hosts(listeners: Sequence[Proxy | Server]) -> str:
+    """The addresses of these proxies or servers as in a URL: `host:port,host:port`."""
+    return ",".join(f"127.0.0.1:{each.port}" for each in listeners)

@@ -323,6 +323,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "lab quotes": lambda: lab_table(lab.quotes_table()),
     "lab figures": lab_figures,
     "lab soak": lambda: lab_table(lab.soak_table(lab.load())),
+    "lab soak growth": lambda: lab_table(lab.growth_table(lab.load())),
     "site distances": lambda: lab_table(distances.round_trips_table()),
     "site latencies": lambda: lab_table(distances.latencies_table()),
     "lab blanks": lambda: lab_table(lab.blanks_table()),
