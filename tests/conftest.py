@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import kazoo.protocol.connection
 import kazoo.retry
 import pytest
+from hypothesis import HealthCheck, settings
 
 import harness.rigs  # noqa: F401  # makes the rigs of real servers known by name
 from harness.servers.folders import sweep
@@ -27,6 +28,10 @@ kazoo.protocol.connection.random = kazoo.retry.random = random.Random()
 
 # Where a call's deadline is not the subject of a test, a busy machine must not reach it.
 give_calls_more_time(BaseClient)
+
+# A property holds however long the machine takes for an example or to make one up. By default 0.2 s is a failure.
+settings.register_profile("any-machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: no test could interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -280,7 +280,7 @@ class LockSimulation:
         return holdings
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(steps, released)
 def test_reported_owners_are_stuck_and_every_stuck_state_is_reported(steps, released) -> None:
     simulation = LockSimulation()

@@ -126,5 +126,5 @@ class LockStateRules(RuleBasedStateMachine):
 
 
 def test_lock_state_invariants_hold_over_random_runs(bench_type) -> None:
-    long_run = settings(max_examples=150, stateful_step_count=40, deadline=None)
+    long_run = settings(max_examples=150, stateful_step_count=40)
     run_state_machine_as_test(lambda: LockStateRules(bench_type), settings=long_run)

@@ -271,7 +271,7 @@ semaphores = st.builds(
 
 
 @given(locks | semaphores, st.integers(1, 200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_history_of_correct_lock_is_valid(simulation: LockSimulation, steps: int) -> None:
     history = simulation.run(steps)
     assert str(check(history)) == "valid"

@@ -117,7 +117,7 @@ def random_history(seed: int, limit: int) -> History:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 2))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_search_agrees_with_brute_force(seed: int, limit: int) -> None:
     history = random_history(seed, limit)
     assert (search(history, "x").result == "valid") == brute_force(items_of(history), {}, limit)
@@ -326,7 +326,7 @@ PLANTED_VIOLATIONS: dict[
 
 @pytest.mark.parametrize("plant_violation", PLANTED_VIOLATIONS, ids=lambda plant_violation: plant_violation.__name__)
 @given(turns=st.lists(st.sampled_from("abc"), max_size=6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_checkers_find_planted_violation(plant_violation: Callable[[ScriptedHistory], None], turns: list[str]) -> None:
     run = ScriptedHistory(turns)
     assert (check(run.history).result, search(run.history, "x").result) == ("valid", "valid")

@@ -134,7 +134,7 @@ def expected_ticks(minutes: set[int], hours: set[int] | None, zone: str, begin: 
     return found
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_cron_ticks_match_a_search_of_every_minute(data):
     zone = data.draw(st.sampled_from(sorted(CHANGES)))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
 import os
 import re
 import time
@@ -119,8 +120,15 @@ def _is_impatient(test: Any) -> bool:
 
 @functools.cache
 def _states_few_seconds(function: Any) -> bool:
-    source = inspect.getsource(function)
+    code = inspect.unwrap(function).__code__  # inspect.getsource() takes a second for all tests, in every worker
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 : _last_line(code)]
+    source = "".join(lines)
     return any(float(seconds) < limit for stated, limit in _STATED for seconds in stated.findall(source))
+
+
+def _last_line(code: CodeType) -> int:
+    inner = (_last_line(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return max([line for *_, line in code.co_lines() if line is not None] + [*inner])
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+from hypothesis import HealthCheck, settings
+
 from tests.support import timing
 from tests.support.paths import child_environment
 
@@ -75,6 +77,13 @@ def test_second_run_that_passes_is_reported(tmp_path: Path) -> None:
 
 def test_only_tests_with_a_promise_are_marked_measured(tmp_path: Path) -> None:
     assert "1 passed, 1 deselected" in _run(tmp_path, _BROKEN_PROMISE, "-m", "measured", measure=False)
+
+
+def test_property_may_take_any_time_for_an_example() -> None:
+    """Hypothesis fails an example that takes more than 0.2 s, and strategies that are slow: so does a busy machine."""
+    assert settings.default is not None
+    assert settings.default.deadline is None
+    assert HealthCheck.too_slow in settings.default.suppress_health_check
 
 
 def _short_call(make: Callable[..., object]) -> None:

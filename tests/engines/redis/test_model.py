@@ -227,7 +227,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_scripts_agree_with_the_pure_model(kind: str, data, comparison: ModelComparison) -> None:
     check_agreement(kind, data, comparison)
 
@@ -235,7 +235,7 @@ def test_scripts_agree_with_the_pure_model(kind: str, data, comparison: ModelCom
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
 @given(data=st.data())
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 def test_scripts_agree_with_the_pure_model_over_many_examples(kind: str, data, comparison: ModelComparison) -> None:
     check_agreement(kind, data, comparison)
 

@@ -287,7 +287,7 @@ def test_server_agrees_with_the_model_on_known_histories(db, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_server_agrees_with_the_model_on_random_histories(db, kind: str, data) -> None:
     run(db, kind, data)
 
@@ -295,7 +295,7 @@ def test_server_agrees_with_the_model_on_random_histories(db, kind: str, data) -
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
 @given(data=st.data())
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_server_agrees_with_the_model_on_many_random_histories(db, kind: str, data) -> None:
     run(db, kind, data)
 

@@ -133,7 +133,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "either"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_row_lock_state_agrees_with_the_pure_model(kind: str, data) -> None:
     comparison = ModelComparison()
     tokens: dict[str, int] = {}

@@ -89,7 +89,7 @@ def test_line_doubled_is_found(genuine, check):
             assert check(b"".join([*lines[:target], lines[number], *lines[target:]])), (number, target)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_other_order_of_lines_is_found(genuine, check, data):
     lines = lines_of(genuine)
