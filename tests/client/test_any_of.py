@@ -184,7 +184,7 @@ def test_outage_raises_unless_the_pool_waits_for_the_engine(bench, run_clock, wa
     pool = client.any_of(NAMES, wait=600, on_unavailable="wait")
     thread = threading.Thread(target=lambda: got.append(pool.acquire()))
     thread.start()
-    run_clock(bench, 30)
+    run_clock(bench)
     wait_until(lambda: len(probe.waiters(client)) == 3)
     bench.transport.silent = False
     thread.join(30)

@@ -7,6 +7,8 @@ import logging
 import pickle
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -140,17 +142,30 @@ def test_close_releases_held_leases_and_refuses_further_calls(bench) -> None:
             use()
 
 
+@contextmanager
+def advancing_clock(bench) -> Iterator[None]:
+    """The manual clock moves on until the body has ended: on a clock that stands still, close() waits for ever."""
+    ended = threading.Event()
+
+    def advance() -> None:
+        while not ended.wait(0.01):
+            bench.clock.advance(0.1)
+
+    thread = threading.Thread(target=advance)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_close_waits_for_pending_releases_up_to_call_timeout(bench, caplog) -> None:
     client = bench.client(call_timeout=0.5)
     lease = client.lock("a").acquire()
     bench.transport.silent = True
-    advancing = threading.Thread(
-        target=lambda: [bench.clock.advance(0.1) or threading.Event().wait(0.01) for _ in range(20)]
-    )
-    advancing.start()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), advancing_clock(bench):
         client.close()
-    advancing.join()
     assert "in time: it may stay held until its ttl is over" in caplog.text
     assert lease.state == "RELEASED"
 
@@ -164,13 +179,8 @@ def test_close_reports_no_release_of_claims_that_are_not_its_own(bench, caplog) 
         id_hash = f"{number:032x}"
         stray = Claim("", "b", "", id_hash, Holder("stray"), 15.0)
         probe.registry(client).on_notification("reserved", id_hash, 0.0, stray)
-    advancing = threading.Thread(
-        target=lambda: [bench.clock.advance(0.1) or threading.Event().wait(0.01) for _ in range(20)]
-    )
-    advancing.start()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), advancing_clock(bench):
         client.close()
-    advancing.join()
     assert caplog.text.count("did not confirm the release of a") == 1
     assert "the release of b" not in caplog.text
     assert lease.state == "RELEASED"

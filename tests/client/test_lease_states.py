@@ -62,7 +62,7 @@ def test_close_tolerates_pending_releases_confirmed_meanwhile(bench, run_clock) 
     handler, log = ConfirmingHandler(), logging.getLogger("leasehold")
     log.addHandler(handler)
     bench.transport.silent = True
-    run_clock(bench, 3)
+    run_clock(bench)
     try:
         client.close()
     finally:

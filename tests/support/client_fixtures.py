@@ -160,18 +160,6 @@ def call_in_new_thread(fn: Callable[[], object]) -> object:
     return outcome[0]
 
 
-def follow_real_time(bench: Bench, seconds: float) -> None:
-    """Let the manual clock follow the real clock for this many seconds."""
-
-    def run() -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(0.02)
-            bench.clock.at += 0.02
-
-    threading.Thread(target=run, daemon=True).start()
-
-
 @pytest.fixture
 def run_script() -> Callable[..., Any]:
     return run_script_in_process
@@ -183,8 +171,22 @@ def in_new_thread() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def run_clock() -> Callable[..., Any]:
-    return follow_real_time
+def run_clock() -> Iterator[Callable[[Bench], None]]:
+    """Lets the manual clock follow the real clock until the test ends, however long it takes."""
+    ended, threads = threading.Event(), list[threading.Thread]()
+
+    def follow(bench: Bench) -> None:
+        def run() -> None:
+            while not ended.wait(0.02):
+                bench.clock.at += 0.02
+
+        threads.append(threading.Thread(target=run, daemon=True))
+        threads[-1].start()
+
+    yield follow
+    ended.set()
+    for thread in threads:
+        thread.join(60)
 
 
 class CountingFunction:

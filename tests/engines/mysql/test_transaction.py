@@ -117,7 +117,7 @@ def test_break_without_procedures_locks_no_bucket_during_a_check(client, connect
         connection.commit()
         thread.join(30)
         assert broken == [True]
-        assert plain_client.lock("job", wait=5).acquire().release()
+        assert plain_client.lock("job", wait=20).acquire().release()
     assert not lease.release()
 
 

@@ -42,7 +42,7 @@ def test_failover_to_a_synchronous_standby_loses_no_grant(start_postgresql, wait
             assert other.lock("job").try_acquire() is None
             lease.verify()
             assert lease.release()
-            with other.lock("job", wait=10) as second:
+            with other.lock("job", wait=20) as second:
                 assert second.token > lease.token
     finally:
         standby.kill()

@@ -166,7 +166,7 @@ def test_renewed_and_checked_lease_is_released_without_waiting(database) -> None
                 transaction.check(lease, session)
                 assert lease.release(), "the release does not wait for the transaction"
                 assert client.lock("job").try_acquire() is None
-        assert client.lock("job", wait=10).acquire().release()
+        assert client.lock("job", wait=20).acquire().release()
         assert not client.inspect()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,10 +15,12 @@ from harness.rigs import redis, redlock, with_own_server
 from harness.servers.redis import RedisServer
 from harness.servers.redlock import RedlockNodes
 from leasehold import Client
+from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support import probe
 from tests.support.redis_servers import has_waiters
+from tests.support.timing import MEASURING
 
 
 class Deployment(NamedTuple):
@@ -97,6 +100,7 @@ def test_garbage_collected_client_leaves_no_thread_or_connection(scheme, count, 
     nodes.close()
 
 
+@pytest.mark.measured
 def test_acquire_and_release_cost_each_server_two_commands(deployment) -> None:
     with Client(deployment.url) as client:
         lock = client.lock("pair")
@@ -109,7 +113,8 @@ def test_acquire_and_release_cost_each_server_two_commands(deployment) -> None:
                 pass
         spent = deployment.calls_since(before, "evalsha")
     # If the machine stalls for 3 ms between two sends, Redlock needs a second round to agree on the token.
-    maximum = 200 if deployment.scheme == "redis" else 230
+    second_rounds = 30 if MEASURING else 100
+    maximum = 200 if deployment.scheme == "redis" else 200 + second_rounds
     assert all(200 <= count <= maximum for count in spent), spent
 
 
@@ -123,7 +128,7 @@ def test_handoff_costs_each_server_few_commands_and_messages(deployment, wait_un
             with lock:
                 pass
 
-        threads = [threading.Thread(target=work) for _ in range(waiter_count)]
+        threads, began = [threading.Thread(target=work) for _ in range(waiter_count)], time.monotonic()
         for thread in threads:
             thread.start()
         wait_until(lambda: has_waiters(client, waiter_count), every=0.05)
@@ -135,10 +140,11 @@ def test_handoff_costs_each_server_few_commands_and_messages(deployment, wait_un
             deployment.calls_since(script_calls, "evalsha"),
             deployment.calls_since(published, "publish"),
         )
-    # On a machine so slow that this takes seconds, heartbeats and re-checks come on top.
+    # On a machine so slow that this takes seconds, each waiter also sends heartbeats and re-checks.
+    unprompted = 2 * waiter_count * int((time.monotonic() - began) / HEARTBEAT_INTERVAL)
     single_server = deployment.scheme == "redis"
-    assert max(script_calls) <= (2.1 * waiter_count + 4 if single_server else 4 * waiter_count + 10)
-    assert max(published) <= (2 if single_server else 3) * waiter_count
+    assert max(script_calls) - unprompted <= (2.1 * waiter_count + 4 if single_server else 4 * waiter_count + 10)
+    assert max(published) - unprompted <= (2 if single_server else 3) * waiter_count
 
 
 def test_renewal_batch_costs_each_server_one_command_per_lease(deployment) -> None:

@@ -279,7 +279,7 @@ def test_lost_answers_under_asyncio_leave_no_grant(deployment) -> None:
             while deployment.nodes.remaining_keys():
                 check_elapsed(began, 15, "grants whose answers were lost are released")
                 await asyncio.sleep(0.01)
-            async with client.lock("name-1", wait=5):
+            async with client.lock("name-1", wait=20):
                 pass
 
     asyncio.run(main())

@@ -106,6 +106,7 @@ def test_restarted_nodes_take_part_again(nodes, wait_until) -> None:
 # ------------------------------------------------------------- restarted empty
 
 
+@pytest.mark.extended  # the holder must renew every second
 def test_node_restarted_empty_rejoins_the_lease(nodes, wait_until) -> None:
     """At the next renewal. Otherwise a lease would be lost although a majority of nodes never restarted at once."""
     with Client(nodes.url) as client, Client(nodes.url) as other:
@@ -193,7 +194,7 @@ def test_resumed_minority_counts_when_another_minority_is_paused(nodes, url_with
         first = client.lock("first", ttl=60).acquire()
         nodes.resume()
         nodes.pause(2, 3)
-        with client.lock("second", ttl=60, wait=10) as second:
+        with client.lock("second", ttl=60, wait=20) as second:
             assert first.held
             assert second.held
         nodes.resume()
@@ -207,7 +208,7 @@ def test_resumed_minority_counts_for_an_asyncio_client(nodes, url_with_slow_node
             first = await client.lock("first", ttl=60).acquire()
             nodes.resume()
             nodes.pause(2, 3)
-            async with client.lock("second", ttl=60, wait=10) as second:
+            async with client.lock("second", ttl=60, wait=20) as second:
                 assert first.held
                 assert second.held
             nodes.resume()

@@ -80,7 +80,7 @@ def test_lock_works_when_two_of_five_nodes_forge_replies(nodes, forging_url, for
     async def main() -> None:
         async with AsyncClient(url, call_timeout=2) as client:
             for _ in range(3):
-                async with client.lock("job", wait=5) as lease:
+                async with client.lock("job", wait=20) as lease:
                     await lease.renew()
                     assert lease.token > tokens[-1]
 

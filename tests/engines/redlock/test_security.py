@@ -65,7 +65,7 @@ def test_user_with_documented_permissions_can_use_every_call(start_nodes, wait_u
         # The waiter that gave up may stay for a moment: its attempt can arrive after its release (E6).
         wait_until(lambda: [holding.state for holding in client.inspect()] == ["held"])
         assert client.break_lock("job", token=first.token)
-        with client.lock("job", min_hold=0.05, wait=5):
+        with client.lock("job", min_hold=0.05, wait=20):
             pass
         client.ping()
 

@@ -33,7 +33,7 @@ def test_clock_step_expires_leases_and_tokens_still_rise(steppable_server) -> No
     with Client(url, ttl=30, call_timeout=20) as client, Client(url, ttl=30, call_timeout=20) as other:
         first = client.lock("job").acquire()
         server.set_clock(60)  # forward: all leases expire, and the holder learns so from its next call
-        second = other.lock("job", wait=5).acquire()
+        second = other.lock("job", wait=20).acquire()
         assert second.token > first.token
         with pytest.raises(LeaseLost):
             first.renew()
@@ -41,6 +41,6 @@ def test_clock_step_expires_leases_and_tokens_still_rise(steppable_server) -> No
         with pytest.raises(NotAcquired):
             client.lock("job", wait=0).acquire()
         assert second.release()
-        third = client.lock("job", wait=5).acquire()
+        third = client.lock("job", wait=20).acquire()
         assert third.token > second.token
         assert third.release()

@@ -407,7 +407,7 @@ def test_lease_that_is_broken_after_a_rollback_is_lost(client, other, applicatio
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_same_thread_gets_a_new_lease_after_the_commit(client, application, reentrant) -> None:
-    connection, lock = application.connect(), client.lock("job", reentrant=reentrant, wait=5)
+    connection, lock = application.connect(), client.lock("job", reentrant=reentrant, wait=20)
     with lock as lease:
         release_on_commit(lease, connection)
         connection.commit()
@@ -437,7 +437,7 @@ def test_renewals_and_commits_of_many_leases_never_deadlock(sql, client, applica
     thread = threading.Thread(target=renew)
     thread.start()
     for _ in range(15):
-        leases[:] = [client.lock(f"job-{number}", wait=5).acquire() for number in range(6)]
+        leases[:] = [client.lock(f"job-{number}", wait=20).acquire() for number in range(6)]
         for lease in reversed(leases):
             release_on_commit(lease, connection)
         connection.commit()
@@ -566,7 +566,7 @@ def test_asyncio_connections_release_on_commit(sql, application) -> None:
                 await lease.verify()
                 await release_on_commit_async(lease, connection)
                 await connection.commit()
-                assert await (await other.lock("job", wait=5).acquire()).release()
+                assert await (await other.lock("job", wait=20).acquire()).release()
             closing = connection.close()
             if closing is not None:
                 await closing
@@ -575,7 +575,7 @@ def test_asyncio_connections_release_on_commit(sql, application) -> None:
                 async with client.lock("job") as lease:
                     async with AsyncSession(engine) as session, session.begin():
                         await release_on_commit_async(lease, session)
-                    assert await (await other.lock("job", wait=5).acquire()).release()
+                    assert await (await other.lock("job", wait=20).acquire()).release()
                 await engine.dispose()
 
     asyncio.run(main())

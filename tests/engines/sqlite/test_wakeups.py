@@ -133,7 +133,7 @@ def test_socket_without_a_reader_is_replaced(url, path) -> None:
         sock.shutdown(socket.SHUT_RDWR)
         os.unlink(os.path.join(f"{path}-wakeup", before))
         Path(f"{path}-wakeup", before).touch()  # the name exists, but no socket
-        lease = client.lock("a").acquire(wait=1)
+        lease = client.lock("a").acquire(wait=20)
         wakeup_socket.ensure_bound(probe.runtime(client))
         assert wakeup_socket.address != before
         lease.release()
@@ -142,7 +142,7 @@ def test_socket_without_a_reader_is_replaced(url, path) -> None:
 def test_empty_message_does_not_end_the_wakeup_thread(url, path) -> None:
     """The thread took an empty message for the end of the socket: the client's waiters were passed over."""
     with Client(url) as client:
-        client.lock("a").acquire(wait=1).release()
+        client.lock("a").acquire(wait=20).release()
         wakeup_socket = probe.engine(client)._wakeup_socket
         address = wakeup_socket.ensure_bound(probe.runtime(client))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

@@ -20,6 +20,7 @@ from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
 
 
+@pytest.mark.extended  # the holder must renew every second
 @pytest.mark.parametrize("step_of_clock", [10.0, -10.0, 1e6])
 def test_leader_clock_jump_expires_no_live_holder(url, monkeypatch, step_of_clock) -> None:
     """As the waiter sees it: its own writes are stamped by another clock than the holder's renewals."""
@@ -38,6 +39,7 @@ def test_leader_clock_jump_expires_no_live_holder(url, monkeypatch, step_of_cloc
         assert lease.release()
 
 
+@pytest.mark.extended  # the holder must renew every second
 def test_fast_clock_of_a_waiter_expires_no_live_holder(url) -> None:
     """A holder expires only by both clocks: here the waiter's clock runs 100 times too fast, the leader's does not."""
     began = time.monotonic()

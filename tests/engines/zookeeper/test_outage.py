@@ -192,7 +192,7 @@ def test_restarting_server_that_refuses_is_waited_for(server, url_of) -> None:
         revived = Proxy(server.port, listen_port=port)
         thread.join(60)
         assert not thread.is_alive()
-        client.lock("a").acquire(wait=5).release()
+        client.lock("a").acquire(wait=20).release()
         client.close()
         revived.close()
 

@@ -145,7 +145,7 @@ def test_foreign_node_with_a_similar_name_is_ignored(name, url, root, kazoo) -> 
     with Client(url) as client:
         client.lock("a").call(lambda: None)
         kazoo.create(f"{root}/lh1/:a/{name}", makepath=True)
-        with client.lock("a", wait=1) as lease:
+        with client.lock("a", wait=20) as lease:
             assert [holding.token for holding in client.inspect()] == [lease.token]
 
 

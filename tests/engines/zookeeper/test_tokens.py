@@ -137,7 +137,7 @@ def test_exhausted_queue_with_a_foreign_node_is_a_config_error(url, root, kazoo,
             for _ in range(5):
                 client.lock("a", wait=1).call(lambda: None)
         kazoo.delete(f"{root}/lh1/:a/junk")
-        client.lock("a", wait=5).call(lambda: None)
+        client.lock("a", wait=20).call(lambda: None)
 
 
 _JAVA_SOURCE = """
