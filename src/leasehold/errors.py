@@ -20,7 +20,7 @@ Each error has fields, shows them in its text, and survives pickling. Serialiser
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from leasehold.model import Holder, Reason
 
@@ -68,6 +68,10 @@ class LeaseholdError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (_class_for_others(type(self)), self.args, self.__dict__.copy())
 
+    def __copy__(self) -> Self:
+        """In this process it stays what it is: an engine's own subclass decides what its callers do."""
+        return _rebuild(type(self), self.args, self.__dict__.copy())
+
 
 def _class_for_others(kind: type[LeaseholdError]) -> type[LeaseholdError]:
     """A class of this module, which all programs with Leasehold have: an engine's own subclass may need a driver."""
@@ -83,7 +87,10 @@ def for_other_processes(error: LeaseholdError) -> LeaseholdError:
     return error if kind is type(error) else _rebuild(kind, error.args, error.__dict__.copy())
 
 
-def _rebuild(kind: type[LeaseholdError], args: tuple[object, ...], attributes: dict[str, object]) -> LeaseholdError:
+E = TypeVar("E", bound=LeaseholdError)
+
+
+def _rebuild(kind: type[E], args: tuple[object, ...], attributes: dict[str, object]) -> E:
     error = kind.__new__(kind)  # the attributes may be more than its __init__ knows, such as notes
     error.args = args
     error.__dict__.update(attributes)

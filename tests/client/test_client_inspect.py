@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+from copy import copy
 from dataclasses import replace
 
 import pytest
 
 import leasehold
 from leasehold import ConfigError, Event, LeaseLost, NotAcquired, Unavailable
+from leasehold.engines.redis.server_settings import Unreachable
 from leasehold.errors import Reentered
 
 
@@ -124,6 +126,14 @@ def test_errors_survive_pickling_and_celerys_json(bench) -> None:
             assert (type(again), str(again)) == (type(error), str(error))
             assert again.__dict__ == error.__dict__
             assert isinstance(again, leasehold.LeaseholdError)
+
+
+def test_error_of_an_engine_keeps_its_class_when_copied_not_when_pickled() -> None:
+    """Tasks that share a connection raise copies of one error, and its class decides what they do next."""
+    error = Unreachable("no server", engine="redis", retry_in=2.0)
+    copied = copy(error)
+    assert (type(copied), str(copied), copied.__dict__) == (Unreachable, str(error), error.__dict__)
+    assert type(pickle.loads(pickle.dumps(error))) is Unavailable
 
 
 def test_error_with_a_note_and_further_attributes_survives_pickling() -> None:

@@ -385,7 +385,7 @@ def test_many_threads_may_ask_a_slow_function_at_once() -> None:
     user.change("opensesame")
 
     def password() -> str:
-        time.sleep(0.05)  # a service that takes its time
+        time.sleep(0.05)  # pause: a service that takes its time
         return "opensesame"
 
     with Client(user.url, password=password, call_timeout=60) as client:

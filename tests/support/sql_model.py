@@ -200,7 +200,7 @@ class SqlModel:
     def compare_inspect(self) -> None:
         """Assert that model and server show the same holdings. Changes neither."""
         self.learn_tokens()
-        found = holdings("ns", self.call("inspect", "ns", "name", True))
+        found = holdings("ns", list(self.call("inspect", "ns", "name", True)), "sql")
         lock_state = deepcopy(self.lock_state) or LockState(self.now)
         lock_state.expire(self.now)
         expected = list(lock_state.holdings("ns", "name", self.now))
