@@ -192,7 +192,7 @@ def _zookeeper() -> Iterator[Answer]:
 
     stat = struct.pack(">qqqqiiiqiiq", 1, 1, 1000, 1000, 0, 0, 0, 0, 5, 0, 1)
     claims = b"".join(frame(b"l-x-%064x-%010d" % (number, number)) for number in range(50_000))
-    null_texts = struct.pack(">i", 2_000_000) + b"\xff" * 8_000_000
+    null_texts = struct.pack(">i", 50_000) + b"\xff" * 200_000
     namespaces = [b""]
 
     def reply_with(children: bytes) -> Callable[[bytes], bytes]:

@@ -193,16 +193,16 @@ def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, s
 
 
 def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eventually, monkeypatch) -> None:
-    with Client(proxied_url) as client, Client(url) as operator:
-        with monkeypatch.context() as patch:
-            patch.setattr(watch, "_OWN_WATCH_DELAY", 600.0)  # more than a busy machine needs for a short hold
-            for _ in range(3):
-                with client.lock("short"):
-                    pass
+    with monkeypatch.context() as patch, Client(proxied_url) as client:
+        patch.setattr(watch, "_OWN_WATCH_DELAY", 600.0)  # more than a busy machine needs for a short hold
+        for _ in range(3):
+            with client.lock("short"):
+                pass
         time.sleep(0.2)  # pause: long enough to open a watch stream
         assert proxy.accepted == 1, "a second connection was opened for a watch"
+    with Client(proxied_url) as client, Client(url) as operator:
         lease = client.lock("job", ttl=60).acquire()
-        eventually(lambda: proxy.accepted == 2)
+        eventually(lambda: proxy.accepted == 3)
         began = time.monotonic()
         assert operator.break_lock("job", token=lease.token)
         eventually(lambda: not lease.held)
