@@ -146,6 +146,21 @@ def test_waits_of_one_client_share_their_searches(bench) -> None:
     assert verbs == ["inspect"] * 2
 
 
+def test_search_that_got_no_answer_is_made_again_soon(bench) -> None:
+    client = bench.client()
+    core, held = probe.core(client), client.lock("a").acquire()
+    claim = client.lock("a", on_deadlock="raise")._new_claim()._replace(queue=True, wait_deadline=float("inf"))
+    probe.registry(client).add_waiter(claim, core.runtime)
+    search = WaitSearch(core, bench.clock.at)
+    bench.clock.at += FIRST_SEARCH
+    bench.transport.silent = True
+    run_sync(search.search_if_due(claim))
+    assert 0 < search.seconds_left(bench.clock.at) <= 1.5 * MIN_INTERVAL
+    bench.transport.silent = False
+    probe.registry(client).remove_waiter(claim.id_hash)
+    held.release()
+
+
 @pytest.mark.parametrize("error", [Unavailable("silence"), AccessDenied("this key may not list names")])
 def test_failed_search_changes_nothing_for_the_wait(bench, caplog, error) -> None:
     client = bench.client()

@@ -68,8 +68,8 @@ class AsyncLease(BaseLease):
 
         From now until it is taken over, nothing renews the lease: it lives for `remaining` seconds, which the text has
         as `left`. Call `ensure(seconds)` first if that may be too short. A text can be taken over once, however many
-        processes have it. It contains a secret: whoever has it can also renew and release the lease, as the commands
-        `leasehold renew` and `leasehold release` do.
+        processes have it. It contains a secret: a process that has it can also renew and release the lease, as the
+        commands `leasehold renew` and `leasehold release` do.
 
         The lock must be built with `require={"outlives"}`: without it, the grant may end with this process. Raises
         `ConfigError` otherwise, `LeaseLost`, and `Unavailable` if the engine does not answer: then the lease is still

@@ -225,7 +225,7 @@ async def hand_over(lease: BaseLease) -> str:
 
 
 def _ticket_name(name: str, unique: str) -> str:
-    """Begins with the lease's name: whoever may lock all names with a prefix may also hand them over."""
+    """Begins with the lease's name: a client that may lock all names with a prefix may also hand them over."""
     suffix = f" (hand-over {unique})"
     return name.encode()[: MAX_NAME_BYTES - len(suffix)].decode(errors="ignore") + suffix
 

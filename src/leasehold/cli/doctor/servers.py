@@ -122,13 +122,13 @@ def _check_tls(engine: str, member: MemberHealth, encryption: Encryption) -> Ite
 
 
 def _check_access(health: Health) -> Iterator[Finding]:
-    """Servers that other machines reach, and that ask nobody who they are."""
+    """Servers that other machines reach, and that require no password."""
     exposed = [each.member for each in health.members if each.anonymous and not _LOCAL.match(each.member)]
     if exposed:
         yield Finding(
             "access",
             "warning",
-            f"whoever reaches {exposed[0]} can take, release and break locks: no password is needed",
+            f"every program that reaches {exposed[0]} can take, release and break locks: no password is needed",
             "give the server's users passwords, or API keys, and write them in the URL: leasehold docs security",
             "E1",
         )
