@@ -104,3 +104,10 @@ def test_every_write_waits_for_the_disk_if_the_boot_is_unknown(path, levels) -> 
     with Client(f"sqlite://{path}", engine=lambda config, *args: open_with_clock(config, *args, clock)) as client:
         acquire_renew_release(client)
         assert set(levels) == {SYNCED}
+
+
+def test_log_is_moved_into_the_file_every_4000_pages(path) -> None:
+    with Client(f"sqlite://{path}") as client:
+        client.ping()
+        (pages,) = probe.engine(client)._connection._db.execute("pragma wal_autocheckpoint").fetchone()
+        assert pages == 4000  # a checkpoint waits for the disk, and is the only thing in a plain pair that does

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +17,10 @@ from leasehold.errors import Unavailable
 _EXHAUSTED_ERRNOS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-def seconds_since_boot() -> float:
-    """The same instant for every process of the machine. Never steps, counts suspend, restarts at each boot."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
+# The same instant for every process of the machine. Never steps, counts suspend, restarts at each boot.
+seconds_since_boot: Final = partial(
+    time.clock_gettime, time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class BootClock:
     time_namespace: str  # a container may have one in which the clock is shifted
     now: Callable[[], float] = seconds_since_boot
     wall: Callable[[], float] = time.time  # only a lower bound for tokens
+    clock_id: str = field(init=False)  # two processes with the same id read the same clock
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clock_id", f"{self.boot} {self.time_namespace}")  # every verb compares it
 
     @classmethod
     def of_this_machine(cls) -> BootClock:
@@ -41,11 +47,6 @@ class BootClock:
                 _read_link("/proc/self/ns/time"),
             )
         return cls(_sysctl("kern.uuid"), _sysctl("kern.bootsessionuuid"), "")
-
-    @property
-    def clock_id(self) -> str:
-        """Two processes with the same id read the same clock."""
-        return f"{self.boot} {self.time_namespace}"
 
 
 def _read_text(path: str) -> str:

@@ -31,6 +31,9 @@ T = TypeVar("T")
 _FORK_TIMEOUT: Final = 5.0  # how long a fork waits for another thread's transaction
 _FILE_CHECK_INTERVAL: Final = 0.1
 _CHECKPOINT_TIMEOUT: Final = 5.0
+# In the log: 4 MiB, as with SQLite's own page size. A checkpoint syncs twice, and most transactions never. Beyond 4000
+# pages, each reader would have to search a second index of the log.
+_CHECKPOINT_PAGES: Final = 4000
 _MAX_VALUE: Final = 1 << 20  # bytes of a row; one that another member of the group has edited may have gigabytes
 _STEPS_BETWEEN_CHECKS: Final = 20_000  # of SQLite's machine, about a millisecond: no usual statement has as many
 _LOCKED_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
@@ -224,8 +227,9 @@ class SqliteConnection:
             db.set_progress_handler(partial(_is_overdue, ref(self)), _STEPS_BETWEEN_CHECKS)
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE)
             db.execute(f"pragma page_size = {location.PAGE_SIZE}")
-            if not self._runtime.blocking:  # `checkpoint` comes long before
-                db.execute("pragma wal_autocheckpoint = 8000")
+            # An event loop calls `checkpoint` long before.
+            pages = _CHECKPOINT_PAGES if self._runtime.blocking else 2 * _CHECKPOINT_PAGES
+            db.execute(f"pragma wal_autocheckpoint = {pages}")
             if db.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
                 raise ConfigError(
                     f"{self.path} is on a file system without shared memory, which SQLite's WAL mode needs: "

@@ -39,7 +39,7 @@ _LONGEST_RETRY: Final = 0.01
 _BATCH: Final = 50  # renewals per transaction: other processes get in between
 _SWEEP_EVERY: Final = 8  # attempts between sweeps, and names per sweep: removes expired names that are not used again
 _PROBE_INTERVAL: Final = 0.05  # seconds in which the head of the queue notices that a holder's process has ended
-_CHECKPOINT_EVERY: Final = 500  # calls of an event loop: about a thousand pages of the log
+_CHECKPOINT_EVERY: Final = 2000  # calls of an event loop: about three thousand pages of the log
 _FORGET_TIMEOUT: Final = 1.0  # `forget` has no deadline of its own
 
 
@@ -184,19 +184,18 @@ class SqliteEngine:
         """Run the verb, which takes the deadline as its last argument, again and again while the file is locked. The
         last try starts before the deadline."""
         call = self._call if quick else self._runtime.call
-        tries, retry_id = 0, object()
         try:
-            while True:
-                try:
-                    return await call(verb, *args, deadline)
-                except DatabaseLocked:
-                    left = deadline - self._runtime.now()
-                    if left <= 0:
-                        break
+            return await call(verb, *args, deadline)
+        except DatabaseLocked:
+            tries, retry_id = 0, object()
+        self._retrying.add(retry_id)
+        try:
+            while (left := deadline - self._runtime.now()) > 0:
                 tries += 1
-                self._retrying.add(retry_id)
                 pause = backoff(min(tries, 6), _RETRY_BASE, _LONGEST_RETRY, 0.5 + self._runtime.random() / 2)
                 await self._runtime.sleep(min(pause * len(self._retrying), left))
+                with suppress(DatabaseLocked):
+                    return await call(verb, *args, deadline)
         finally:
             self._retrying.discard(retry_id)
         raise Unavailable(
@@ -316,7 +315,8 @@ class SqliteEngine:
             return job(db, notifications)
 
         answer = self._connection.run_transaction(decide, deadline, sync=sync)
-        self._send_notifications(notifications, deadline)
+        if notifications:
+            self._send_notifications(notifications, deadline)
         return answer
 
     def _apply(
