@@ -16,6 +16,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import chain, repeat
 from typing import Final, NamedTuple
 
@@ -468,12 +469,19 @@ def _wakeups(begin: bytes) -> Callable[[], Iterator[bytes]]:
     return chunks
 
 
-ANSWERS: Final[dict[str, tuple[Answer, ...]]] = {
-    "redis": (*COMMON, *_redis()),
-    "redlock": (*COMMON, *_redis()),
-    "zookeeper": (*COMMON, *_zookeeper()),
-    "etcd": (*COMMON, *_etcd()),
-    "postgresql": (*COMMON, *_postgresql()),
-    "mysql": (*COMMON, *_mysql()),
-    "http-memory": (*COMMON, *_http()),
+_OF_ENGINE: Final[dict[str, Callable[[], Iterator[Answer]]]] = {
+    "redis": _redis,
+    "redlock": _redis,
+    "zookeeper": _zookeeper,
+    "etcd": _etcd,
+    "postgresql": _postgresql,
+    "mysql": _mysql,
+    "http-memory": _http,
 }
+ENGINES: Final = sorted(_OF_ENGINE)
+
+
+@cache
+def answers_of(engine: str) -> tuple[Answer, ...]:
+    """Made when they are first needed: some are megabytes, and every worker of a run imports this module."""
+    return (*COMMON, *_OF_ENGINE[engine]())

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import pytest
 
-from harness.servers.hostile import ANSWERS, Answer, HostileProxy
+from harness.servers.hostile import ENGINES, Answer, HostileProxy, answers_of
 from harness.servers.process import poll
 from leasehold import Client, Unavailable
 from leasehold.core.texts import MAX_SERVER_TEXT
@@ -172,7 +172,7 @@ def api(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=sorted(ANSWERS))
+@pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -216,22 +216,22 @@ def assert_no_promise_broken(answers: Sequence[Answer], cases: Sequence[HostileC
 
 @pytest.mark.parametrize("api", ["asyncio"])
 def test_unreadable_answers_break_no_promise(make_case, engine) -> None:
-    answers = [answer for answer in ANSWERS[engine] if answer.name in QUICK]
+    answers = [answer for answer in answers_of(engine) if answer.name in QUICK]
     assert len(answers) == len(QUICK)
     assert_no_promise_broken(answers, [make_case() for _ in answers], engine)
 
 
 @pytest.mark.extended
 def test_hostile_answers_break_no_promise(make_case, engine) -> None:
-    answers = [answer for answer in ANSWERS[engine] if not answer.floods and answer.name != "many items"]
+    answers = [answer for answer in answers_of(engine) if not answer.floods and answer.name != "many items"]
     assert_no_promise_broken(answers, [make_case() for _ in range(AT_ONCE)], engine)
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("engine", first_tier(sorted(ANSWERS), ["etcd", "zookeeper"]), indirect=True)
+@pytest.mark.parametrize("engine", first_tier(ENGINES, ["etcd", "zookeeper"]), indirect=True)
 def test_many_items_take_a_bounded_part_of_the_memory(make_case, engine) -> None:
     """With so much time that the client decodes them all."""
-    (answer,) = [answer for answer in ANSWERS[engine] if answer.name == "many items"]
+    (answer,) = [answer for answer in answers_of(engine) if answer.name == "many items"]
     case = make_case(call_timeout=PATIENT)
     before, grown = case.warm_up(), {}
     for command in ("inspect", "attempt", "renew", "release", "ping"):
@@ -249,10 +249,10 @@ def test_many_items_take_a_bounded_part_of_the_memory(make_case, engine) -> None
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("engine", first_tier(sorted(ANSWERS), ["redis", "postgresql"]), indirect=True)
+@pytest.mark.parametrize("engine", first_tier(ENGINES, ["redis", "postgresql"]), indirect=True)
 def test_floods_break_no_promise(make_case, engine) -> None:
     """One after the other: a flood keeps a processor busy."""
-    assert_no_promise_broken([answer for answer in ANSWERS[engine] if answer.floods], [make_case()], engine)
+    assert_no_promise_broken([answer for answer in answers_of(engine) if answer.floods], [make_case()], engine)
 
 
 TLS_SCHEMES = {"redis": ("redis", "rediss"), "etcd": ("etcd", "etcds"), "http-memory": ("http", "https")}

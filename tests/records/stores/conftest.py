@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = getattr(item, "callspec", None)
         if (
             params
-            and item.path.is_relative_to(Path(__file__).parent)
+            and item.nodeid.startswith("tests/records/stores/")
             and SECOND_TIER & set(map(str, params.params.values()))
         ):
             item.add_marker(pytest.mark.extended)
