@@ -21,7 +21,7 @@ from tests.support.timing import check_elapsed
 
 @pytest.fixture
 def client(mysql):
-    with Client(mysql.url(), namespace="it's: %s", ttl=30, call_timeout=3) as client:
+    with Client(mysql.url(), namespace="it's: %s", ttl=30) as client:
         yield client
 
 
@@ -73,12 +73,16 @@ def test_name_is_not_granted_before_the_transaction_ends(client, connection, mys
     lease.release()
 
 
-def test_release_blocked_by_the_transaction_becomes_pending(client, connection, mysql, wait_until) -> None:
-    lease = client.lock("job", ttl=30).acquire()
-    transaction.check(lease, connection)
-    lease.renew()  # the answer is the remaining ttl
-    assert not lease.release(), "the release is not confirmed, so it is retried"
-    with Client(mysql.url(), namespace="it's: %s", call_timeout=1.2) as operator:
+def test_release_blocked_by_the_transaction_becomes_pending(connection, mysql, wait_until) -> None:
+    options = {"namespace": "it's: %s", "ttl": 30}
+    with (
+        Client(mysql.url(), **options, call_timeout=3) as client,
+        Client(mysql.url(), **options, call_timeout=1.2) as operator,
+    ):
+        lease = client.lock("job").acquire()
+        transaction.check(lease, connection)
+        lease.renew()  # the answer is the remaining ttl
+        assert not lease.release(), "the release is not confirmed, so it is retried"
         with pytest.raises(Unavailable):
             operator.break_lock("job", token=lease.token)
         connection.commit()
@@ -112,7 +116,7 @@ def test_break_without_procedures_locks_no_bucket_during_a_check(client, connect
         thread = threading.Thread(target=lambda: broken.append(plain_client.break_lock("job", token=lease.token)))
         thread.start()
         wait_until(lambda: mysql.is_blocked(""), every=0.2)
-        with Client(mysql.url(), namespace="it's: %s", call_timeout=3) as other:
+        with Client(mysql.url(), namespace="it's: %s") as other:
             assert other.lock("job").try_acquire() is None
         connection.commit()
         thread.join(30)

@@ -77,13 +77,13 @@ def namespace() -> str:
 
 @pytest.fixture
 def client(sql, namespace) -> Iterator[Client]:
-    with Client(sql.url(), namespace=namespace, ttl=60, call_timeout=3) as client:
+    with Client(sql.url(), namespace=namespace, ttl=60) as client:
         yield client
 
 
 @pytest.fixture
 def other(sql, namespace) -> Iterator[Client]:
-    with Client(sql.url(), namespace=namespace, ttl=60, call_timeout=3) as client:
+    with Client(sql.url(), namespace=namespace, ttl=60) as client:
         yield client
 
 
