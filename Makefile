@@ -67,6 +67,10 @@ oldest: $(VENV)/.oldest servers ## the tests of the integrations, with the oldes
 slow: $(VENV)/.installed servers ## where the processor time of the first tier goes, whatever else the machine does
 	$(PY) $(PYTEST) -q -p tools.slow $(ARGS)
 
+.PHONY: busy
+busy: $(VENV)/.installed servers ## the first tier beside four busy loops, with the failures of each run: make busy ARGS="--runs 20"
+	$(PY) tools/busy.py -n $(JOBS) --dist worksteal $(ARGS)
+
 .PHONY: bench
 bench: $(VENV)/.peers $(VENV)/.installed servers ## measure, beside other lock packages; all of it into bench/RESULTS.md: make bench ARGS=report
 ifeq ($(strip $(ARGS)),report)
