@@ -3,6 +3,7 @@
 base.py            BaseClient: options, engine, inspect, break, close, fork hook
 core.py            ClientCore: what all leases of a client share; outlives the client while a lease lives
 acquire.py         the only attempt-and-wait loop
+attempt_limit.py   how many attempts of a client are under way at a time
 lock.py            BaseLock: locks, read and write locks, semaphores; reentrancy and self-deadlock
 lease.py           BaseLease: state, validity, renewal answers, release, loss
 watchdog.py        the background renewer: heartbeats, renewals, pending releases

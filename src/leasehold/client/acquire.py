@@ -94,6 +94,33 @@ class AcquireRequest(Generic[L]):
         core = self.lock._core
         return core.registry.add_waiter(claim, core.runtime)
 
+    def is_next(self, claim: Claim, reply: Grant | Busy | None) -> bool:
+        """Whether the claim is queued and may be granted now: it has been notified, or no other is ahead of it."""
+        waiter = self.lock._core.registry.waiting.get(claim.id_hash)
+        if waiter is None or not isinstance(reply, Busy):
+            return False
+        return waiter.woken or waiter.recheck_at is not None or not reply.position
+
+    def is_kept(self, claim: Claim, reply: Busy, asked_at: float) -> bool:
+        """Whether the watchdog keeps the claim in the queue, far from its head, so that an attempt would tell nothing
+        new."""
+        core = self.lock._core
+        waiter = core.registry.waiting.get(claim.id_hash)
+        if waiter is None or waiter.cancelled or self.is_next(claim, reply):
+            return False
+        return timing.needs_no_attempt(reply.position, asked_at, waiter.kept_at, core.runtime.now())
+
+    async def wait_to_send(self, claim: Claim, deadline: float, retries: bool) -> float:
+        """Wait until the attempt may be sent, and return its deadline."""
+        core = self.lock._core
+        now, call_timeout = core.runtime.now(), core.options.call_timeout
+        if self.wait == 0 or self.waiting_deadlocks:  # the caller does not wait: this counts into its `call_timeout`
+            latest = timing.call_deadline(now, call_timeout, claim.ttl)
+            await core.attempts.enter(claim.id_hash, latest)
+            return latest
+        until = timing.bounded_attempt(now, timing.NEVER, deadline) if retries else max(deadline, now + call_timeout)
+        return await core.attempts.enter(claim.id_hash, until) + call_timeout
+
     def with_new_id(self, claim: Claim) -> Claim:
         self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
         return self.claim
@@ -132,6 +159,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
     must_release = sent_before = False
     late_grants = failures = 0
     retries = may_wait and options.on_unavailable == "wait"
+    attempts, reply = core.attempts, None
     try:
         while True:
             if core.exiting:
@@ -140,12 +168,19 @@ async def acquire(request: AcquireRequest[L]) -> L:
             try:
                 if options.require:
                     await core.check_traits(options.require, deadline if retries else timing.NEVER)
-                # Read before the request leaves (E8).
-                asked_at, connection_epoch, must_release = now(), core.registry.connection_epoch, True
-                latest = timing.call_deadline(asked_at, call_timeout, claim.ttl)
-                if retries:
-                    latest = timing.bounded_attempt(asked_at, latest, deadline)
-                reply = await engine.attempt(claim, latest)
+                latest, answered = timing.NEVER, False
+                if not attempts.try_enter(claim.id_hash) and not request.is_next(claim, reply):
+                    latest = await request.wait_to_send(claim, deadline, retries)
+                    engine = request.get_engine()
+                try:
+                    # Read before the request leaves (E8).
+                    asked_at, connection_epoch, must_release = now(), core.registry.connection_epoch, True
+                    latest = min(latest, timing.call_deadline(asked_at, call_timeout, claim.ttl))
+                    if retries:
+                        latest = timing.bounded_attempt(asked_at, latest, deadline)
+                    reply, answered = await engine.attempt(claim, latest), True
+                finally:
+                    attempts.leave(claim.id_hash, answered=answered)
             except Unavailable as error:
                 if isinstance(error, NotSent):
                     must_release = sent_before
@@ -203,17 +238,23 @@ async def acquire(request: AcquireRequest[L]) -> L:
                     search = WaitSearch(core, now()) if options.on_deadlock == "raise" else None
                 # The claim stays queued meanwhile (E7).
                 try:
-                    request.report_waiting(now(), reply)
-                    seconds = min(remaining, timing.recheck_interval(reply.position), request.until_report(now()))
-                    if search is not None:
-                        seconds = min(seconds, search.seconds_left(now()))
-                    await engine.wait(claim, reply, seconds)
-                    if search is not None:
-                        await search.search_if_due(claim)
+                    waits = True
+                    while waits:
+                        request.report_waiting(now(), reply)
+                        seconds = min(remaining, timing.recheck_interval(reply.position), request.until_report(now()))
+                        if search is not None:
+                            seconds = min(seconds, search.seconds_left(now()))
+                        end = now() + seconds
+                        await engine.wait(claim, reply, seconds)
+                        if search is not None:
+                            await search.search_if_due(claim)
+                        engine = request.get_engine()  # after every wait: waiters notice that the client was closed
+                        remaining = deadline - now()
+                        waits = remaining > 0 and now() >= end and request.is_kept(claim, reply, asked_at)
                 except Unavailable:
                     if not retries:
                         raise
-                engine = request.get_engine()  # it is asked after every wait: waiters notice that the client was closed
+                    engine = request.get_engine()
             else:
                 claim = _with_queue(claim, deadline)
     except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)

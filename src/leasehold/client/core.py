@@ -15,6 +15,7 @@ from weakref import ref
 
 from leasehold import log_lines
 from leasehold.client.acquire import fast_tuple, without_min_hold
+from leasehold.client.attempt_limit import AttemptLimit
 from leasehold.client.breaker import BreakerEngine, SharedBreaker
 from leasehold.client.callbacks import CallbackThread
 from leasehold.client.deadlock_search import DeadlockSearches
@@ -63,6 +64,7 @@ class ClientCore:
         self.callbacks = CallbackThread(runtime)
         self.held_locks = HeldLocks(runtime)
         self.deadlock_searches = DeadlockSearches(self)
+        self.attempts = AttemptLimit(runtime, options.call_timeout, self.engine_name)
         self.watchdog = Watchdog(
             runtime,
             self.registry,
@@ -130,6 +132,7 @@ class ClientCore:
             self.registry.remove_waiter(waiter.claim.id_hash)
             self.registry.retry_release(waiter.claim)
         self.in_flight.clear()
+        self.attempts.reset()
         self._engine = self._new_engine(self.runtime)
 
     def deadline(self) -> float:
@@ -427,6 +430,7 @@ class ClientCore:
         self.mutex = self.runtime.mutex()
         self.held_locks.after_fork()
         self.in_flight.clear()
+        self.attempts.reset()
         self.registry.waiting.clear()
         self.registry.pending_releases.clear()
         self.registry.held.clear()

@@ -366,6 +366,8 @@ class Watchdog:
             if isinstance(reply, Gone) or (isinstance(reply, Alive) and not reply.position):
                 waiter.woken = True
                 waiter.signal.set()
+            elif isinstance(reply, Alive):
+                waiter.kept_at = now
 
     async def _retry_pending_releases(self, runtime: Runtime) -> None:
         if runtime.now() < self._next_release_retry_at:

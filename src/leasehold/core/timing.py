@@ -27,6 +27,8 @@ NEVER = inf  # the end of what does not expire; a constant, because `float("inf"
 _POLL_INTERVAL = 0.2  # seconds between the attempts of a queue's head that no wake-up reaches
 _MAX_POLL_INTERVAL = 8.0  # with jitter still below WAITER_TTL: a waiter keeps its position without a watchdog
 _MAX_OVERLOAD_PAUSE = 8.0
+_FAR_BEHIND = 100  # position of a waiter that needs no attempt while its heartbeats are confirmed
+_MAX_UNATTEMPTED = 60.0  # seconds after which it attempts nevertheless
 _RETRY_SHARE = 0.15  # of the life left, between retries after a missed renewal
 _MIN_RETRY = 0.01
 _SLOW = 1 / 16  # of the ttl: a renewal that opens a connection takes up to six round trips
@@ -112,6 +114,15 @@ def recheck_interval(position: int | None) -> float:
     one by one every few seconds. If the batch fails, the waiter's own attempt still comes before its claim expires.
     """
     return WAITER_TTL * 0.8 if position else HEARTBEAT_INTERVAL
+
+
+def needs_no_attempt(position: int | None, attempted_at: float, kept_at: float, now: float) -> bool:
+    """Whether a waiter far from the head of the queue can do without the attempt that `recheck_interval` asks for: the
+    engine has confirmed its heartbeat, sent at `kept_at`. Ten thousand waiters would attempt 800 times a second, which
+    is all that some engines can do. But now and then it attempts, because its position may be out of date."""
+    if position is None or position < _FAR_BEHIND:
+        return False
+    return now < min(kept_at + recheck_interval(position), attempted_at + _MAX_UNATTEMPTED)
 
 
 def poll_interval(position: int | None, polls: int, jitter: float) -> float:

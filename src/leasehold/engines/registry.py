@@ -39,6 +39,7 @@ class Waiter:
         "claim",
         "holders",
         "joined_at",
+        "kept_at",
         "polls",
         "recheck_at",
         "refusals",
@@ -50,6 +51,7 @@ class Waiter:
     def __init__(self, claim: Claim, signal: Signal, joined_at: float) -> None:
         self.claim = claim
         self.joined_at = joined_at
+        self.kept_at = joined_at  # when the last heartbeat that the engine confirmed was sent
         self.signal = signal
         self.woken = False
         self.cancelled = False  # the client is closed: stop waiting

@@ -1,0 +1,179 @@
+"""Thousands of callers of one client, whose calls share one connection: `client/attempt_limit.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from leasehold import AsyncClient, LeaseholdError, NotAcquired, Unavailable
+from leasehold.core.timing import RESERVATION_TTL
+from leasehold.engines.memory import MemoryEngine
+from leasehold.engines.sql.fair_mutex import FairMutex
+from leasehold.runtime.simulated import Process, Simulator, Task
+from leasehold.testing.network import NetworkTransport, SimulatedServer
+
+CALLERS = 1000
+SECONDS_PER_ATTEMPT = 0.02  # so that 250 attempts are answered within the call_timeout
+CALL_TIMEOUT = 5.0
+
+
+class OneConnectionEngine(MemoryEngine):
+    """Sends one attempt at a time, as the engines on SQL servers do."""
+
+    def __init__(self, runtime, registry, transport) -> None:
+        super().__init__(runtime, registry, transport)
+        self._connection = FairMutex(runtime, "one connection")
+
+    async def attempt(self, claim, deadline):
+        caller = self._connection.new_caller()
+        try:
+            await self._connection.acquire(caller, deadline)
+            await self._runtime.sleep(SECONDS_PER_ATTEMPT)
+            return await super().attempt(claim, deadline)
+        finally:
+            self._connection.release(caller)
+
+
+class Crowd:
+    def __init__(self) -> None:
+        self.world = Simulator(1)
+        self.server, self.process = SimulatedServer(self.world, rate=1.0), Process(self.world, "crowd", rate=1.0)
+        self.client = AsyncClient(engine=self._open, runtime=self.process, call_timeout=CALL_TIMEOUT)
+        self.ended_at: list[float] = []
+        self.outcomes: Counter[str] = Counter()
+
+    def _open(self, _config, runtime, registry):
+        return OneConnectionEngine(runtime, registry, NetworkTransport(runtime, self.server, registry))
+
+    async def _acquire_once(self, name: str, wait: float | None) -> None:
+        try:
+            lease = await self.client.lock(name, wait=wait, ttl=60).acquire()
+        except LeaseholdError as error:
+            self.outcomes[type(error).__name__] += 1
+        else:
+            self.outcomes["granted"] += 1
+            await lease.release()
+        finally:
+            self.ended_at.append(self.world.time)
+
+    def start(self, name: str, wait: float | None = None) -> Task:
+        return self.process.spawn(self._acquire_once(name, wait), name)
+
+    def finish(self, tasks: list[Task], seconds: float = 600) -> None:
+        for task in tasks:
+            self.world.run_until_complete(task, seconds)
+        assert not self.client._core.attempts._under_way
+        assert not self.client._core.attempts._waiting
+
+
+def test_all_callers_are_served_though_their_calls_take_longer_than_call_timeout() -> None:
+    crowd = Crowd()
+    crowd.finish([crowd.start(f"name {number}") for number in range(CALLERS)])
+    assert crowd.outcomes == {"granted": CALLERS}
+    assert crowd.world.time > 3 * CALL_TIMEOUT
+
+
+def test_all_callers_of_one_name_are_served() -> None:
+    crowd = Crowd()
+    crowd.finish([crowd.start("a") for _ in range(CALLERS)])
+    assert crowd.outcomes == {"granted": CALLERS}
+
+
+def test_callers_of_a_silent_engine_end_within_call_timeout_of_its_last_answer() -> None:
+    crowd = Crowd()
+    tasks = [crowd.start("a") for _ in range(CALLERS)]
+    crowd.world.run(3.0)
+    served = crowd.outcomes["granted"]
+    crowd.server.cut(crowd.process)
+    late = [crowd.start("a", wait=1.0) for _ in range(CALLERS)]
+    crowd.finish([*tasks, *late])
+    assert crowd.outcomes["granted"] == served
+    assert sum(crowd.outcomes.values()) == 2 * CALLERS
+    assert crowd.outcomes["NotSent"] > CALLERS  # no release is pending for these
+    # A waiter that was queued notices it at its next attempt, within the interval of its heartbeats.
+    assert max(crowd.ended_at) < 3.0 + 12.0 + CALL_TIMEOUT + 0.5
+    assert sum(at > 3.0 + CALL_TIMEOUT + 0.5 for at in crowd.ended_at) < 200
+
+
+def test_callers_that_do_not_wait_get_their_answer_within_call_timeout() -> None:
+    crowd = Crowd()
+    crowd.finish([crowd.start(f"name {number}", wait=0) for number in range(CALLERS)])
+    assert set(crowd.outcomes) <= {"granted", "NotSent", "Unavailable"}
+    assert crowd.outcomes["granted"] > 200
+    assert max(crowd.ended_at) < CALL_TIMEOUT + 0.5
+
+
+def test_caller_whose_wait_is_over_is_told_that_it_was_not_sent() -> None:
+    crowd = Crowd()
+    tasks = [crowd.start(f"name {number}") for number in range(CALLERS)]
+
+    async def wait_briefly() -> str:
+        try:
+            await crowd.client.lock("late", wait=7).acquire()
+        except NotAcquired:
+            return "refused"
+        except Unavailable as error:
+            return str(error)
+        return "granted"
+
+    crowd.world.run(0.1)
+    outcome = crowd.world.run_until_complete(crowd.process.spawn(wait_briefly(), "late"), 60)
+    assert "other calls of this client were waiting to be sent" in outcome
+    assert 7.0 < crowd.world.time < 8.0
+    crowd.finish(tasks)
+    assert crowd.outcomes == {"granted": CALLERS}
+
+
+def test_notified_waiter_overtakes_callers_that_only_begin() -> None:
+    crowd = Crowd()
+
+    async def hand_off() -> list[Task]:
+        lease = await crowd.client.lock("a").acquire()
+        waiter = crowd.start("a")
+        while not crowd.client._core.registry.waiting:
+            await crowd.process.sleep(0.1)
+        others = [crowd.start(f"name {number}") for number in range(CALLERS)]
+        await crowd.process.sleep(0.1)
+        await lease.release()
+        await waiter.join()
+        return others
+
+    others = crowd.world.run_until_complete(crowd.process.spawn(hand_off(), "hand-off"), 60)
+    assert crowd.world.time < 2 * RESERVATION_TTL
+    crowd.finish(others)
+    assert crowd.outcomes == {"granted": CALLERS + 1}
+
+
+def test_callers_cancelled_before_they_were_sent_leave_room_for_the_others() -> None:
+    crowd = Crowd()
+    tasks = [crowd.start(f"name {number}") for number in range(CALLERS)]
+    crowd.world.run(1.0)
+    for task in tasks[::2]:
+        task.cancel()
+    crowd.finish(tasks[1::2])
+    assert crowd.outcomes["granted"] >= CALLERS // 2
+
+
+def test_waiters_far_behind_are_kept_by_heartbeats_and_rarely_attempt() -> None:
+    crowd, attempts = Crowd(), Counter[str]()
+    attempt = OneConnectionEngine.attempt
+
+    async def counted(self, claim, deadline):
+        attempts[claim.id_hash] += 1
+        return await attempt(self, claim, deadline)
+
+    async def hold(seconds: float) -> None:
+        async with crowd.client.lock("a"):
+            await crowd.process.sleep(seconds)
+
+    OneConnectionEngine.attempt = counted
+    try:
+        crowd.process.spawn(hold(58), "holder")
+        crowd.world.run(1.0)
+        tasks = [crowd.start("a") for _ in range(300)]
+        crowd.world.run(50.0)
+        by_count = Counter(attempts.values())
+        assert by_count[1] + by_count[2] > 190  # those at position 100 and more
+        crowd.finish(tasks)
+    finally:
+        OneConnectionEngine.attempt = attempt
+    assert crowd.outcomes == {"granted": 300}
