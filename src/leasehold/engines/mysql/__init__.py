@@ -3,6 +3,7 @@
 verbs.sql  lock_state.sql  tables.sql   the procedures, the state machine that they share, and its tables
 release_on_commit.sql a release as part of the application's transaction
 fast_path.sql         attempt and release of an uncontended name
+hand_off.sql          the usual hand-off of a plain lock
 no_procedures.py  no_procedures.sql
                       the verbs as statements, for accounts that may not create procedures: locks only, no wake-ups
 schema.py       those files as text under any database name, and the rights an account needs

@@ -1,6 +1,7 @@
 """The MySQL and MariaDB engine: locks in the application's own database or in a separate one.
 
-The safety argument is in `verbs.sql`, `fast_path.sql` and `lock_state.sql`; with procedures=no, in `no_procedures.sql`.
+The safety argument is in `verbs.sql`, `fast_path.sql`, `hand_off.sql` and `lock_state.sql`; with procedures=no, in
+`no_procedures.sql`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 -- Attempt and release in the common case: nothing else is in the name's bucket. Each then takes two statements and
--- reads no grants or waiters. Otherwise the slow path decides (verbs.sql).
+-- reads no grants or waiters. Otherwise hand_off.sql or the slow path decides (verbs.sql).
 --
 -- lh_bucket.sole_token is what is known of a bucket, under the lock of its row:
 --     = token    lh_grant has only the grant of this token for the bucket, and lh_queue has nothing
 --     = -token   neither table has anything for the bucket
 --     else       unknown
 -- `token` is the last one given out: any other grant, by any client, changes it, and so makes `sole_token` outdated. A
--- claim that joins a queue sets `sole_token` to null. An unclaimed reservation becomes a queue entry too, but it was a
--- grant before. So `sole_token` may say "unknown" without need, but it is never wrong. The slow path sets it again now
+-- claim that may join a queue sets `sole_token` to null. An unclaimed reservation becomes a queue entry too, but it was
+-- a grant before. So `sole_token` may say "unknown" without need, but it is never wrong. The slow path sets it again now
 -- and then. (A transaction of the application may end the grant of this token, see release_on_commit.sql, and leave
 -- `sole_token` as it is: the next attempt then takes the slow path.)
 --
@@ -31,16 +31,22 @@ create procedure if not exists lh_attempt_v1(
 )
 begin
     declare _token bigint default last_insert_id(0);
+    declare _done boolean default false;
     declare exit handler for sqlexception begin rollback; resignal; end;
-    if @@session.innodb_lock_wait_timeout <> (_lock_timeout_ms + 999) div 1000 then
-        set session innodb_lock_wait_timeout = (_lock_timeout_ms + 999) div 1000;
+    if _queue then  -- other claims are likely, and then this transaction goes on with them
+        call lh_begin_v1(_lock_timeout_ms);
+    else
+        if @@session.innodb_lock_wait_timeout <> (_lock_timeout_ms + 999) div 1000 then
+            set session innodb_lock_wait_timeout = (_lock_timeout_ms + 999) div 1000;
+        end if;
+        start transaction;
     end if;
-    start transaction;
     insert into lh_bucket (namespace, bucket, token, ticket) values (_namespace, _bucket, 0, 0) on duplicate key update
+        ticket = ticket + _queue,
         sole_token = if(
             sole_token = -token,
             last_insert_id(greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))),
-            sole_token),
+            if(_queue, null, sole_token)),
         token = greatest(token, coalesce(sole_token, 0));  -- reads the new sole_token: assignments run left to right
     set _token = last_insert_id();
     if _token > 0 then
@@ -60,11 +66,19 @@ begin
         end if;
         select 1, _token, _ttl, if(_kind = 'semaphore', 0, null);
     else
-        rollback;
-        call lh_begin_v1(_lock_timeout_ms);
-        call lh_attempt_contended_v1(
-            _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose, _mode, _kind, _grant_limit,
-            _ttl, _delay, _min_hold, _queue, _sweep);
+        if not _queue then
+            rollback;
+            call lh_begin_v1(_lock_timeout_ms);
+        elseif _kind = 'lock' then
+            call lh_claim_or_join_v1(
+                _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose, _mode,
+                _ttl, _delay, _min_hold, _sweep, _done);
+        end if;
+        if not _done then
+            call lh_attempt_contended_v1(
+                _namespace, _bucket, _name, _id_hash, _client, _label, _host, _pid, _purpose, _mode, _kind,
+                _grant_limit, _ttl, _delay, _min_hold, _queue, _sweep);
+        end if;
     end if;
 end
 $$
@@ -79,7 +93,8 @@ create procedure if not exists lh_release_v1(
 )
 begin
     declare _now, _last_token bigint;
-    declare _ended, _was_sole boolean default false;
+    declare _next_token bigint default last_insert_id(0);
+    declare _ended, _was_sole, _done boolean default false;
     declare exit handler for sqlexception begin rollback; resignal; end;
     if @@session.innodb_lock_wait_timeout <> (_lock_timeout_ms + 999) div 1000 then
         set session innodb_lock_wait_timeout = (_lock_timeout_ms + 999) div 1000;
@@ -93,16 +108,25 @@ begin
     end if;
     if _ended then
         insert into lh_bucket (namespace, bucket, token, ticket) values (_namespace, _bucket, 0, 0)
-            on duplicate key update sole_token = if(sole_token = _token and token = _token, -token, sole_token);
-        set _was_sole = row_count() = 2;
+            on duplicate key update
+                sole_token = if(sole_token = _token and token = _token, -token, sole_token),
+                token = if(  -- for the next holder, if there may be one; reads the new sole_token
+                    sole_token = -token, token, last_insert_id(
+                        greatest(token + 1, timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)))));
+        set _was_sole = row_count() = 2 and last_insert_id() = 0, _next_token = last_insert_id();
     end if;
     if _was_sole then
         commit;
     else
         if _ended then  -- there may be waiters
             set @lh_wake = '';
-            call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
-            call lh_advance_if_queued_v1(_namespace, _bucket, _name, _now);
+            if _next_token > 0 then
+                call lh_hand_off_v1(_namespace, _bucket, _name, _next_token, _done);
+            end if;
+            if not _done then
+                call lh_lock_bucket_v1(_namespace, _bucket, _now, _last_token);
+                call lh_advance_if_queued_v1(_namespace, _bucket, _name, _now);
+            end if;
         else
             rollback;
             call lh_begin_v1(_lock_timeout_ms);

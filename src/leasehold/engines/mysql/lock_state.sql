@@ -1,5 +1,5 @@
 -- The state machine of core/lock_state.py in stored procedures: the grants and the queue of one name. Only the verbs
--- call them (verbs.sql, fast_path.sql), with the row of the name's bucket locked, and pass the time.
+-- call them (verbs.sql, fast_path.sql, hand_off.sql), with the row of the name's bucket locked, and pass the time.
 --
 --   waiting ──> reserved ──> held ──> (released)
 --      ^            │          └────> cooling ──> (over)

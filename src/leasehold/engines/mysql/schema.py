@@ -16,7 +16,7 @@ DEFAULT_NAME: Final = "leasehold"
 
 _TABLES: Final = ("tables.sql",)
 # Attempt and release, in fast_path.sql, come last: no client is granted anything while other procedures are missing.
-_PROCEDURES: Final = ("lock_state.sql", "verbs.sql", "release_on_commit.sql", "fast_path.sql")
+_PROCEDURES: Final = ("lock_state.sql", "verbs.sql", "release_on_commit.sql", "hand_off.sql", "fast_path.sql")
 _CREATE_PROCEDURE: Final = "create procedure if not exists "
 _MAX_NAME_LENGTH: Final = 64  # characters
 _DELIMITER: Final = "delimiter "
