@@ -5,10 +5,10 @@ every grant is a hand-off; two workers pass the lock back and forth. Leasehold i
 same engine (`PEERS`), and on Redis also with a bare baton, the lower bound. Rounds are interleaved; each ratio is taken
 within one round.
 
-CPU time of a grant on Redis, compared with the baton: the server runs three scripts and sends two messages, 4 to 5
-times the cost of the baton's two commands; a third of that is in the kernel and most of the rest in Lua. The clients
-send three requests where the baton sends two, get two messages on the listener thread, and wake the waiter from there:
-twice the baton's cost.
+CPU time of a grant on Redis, compared with the baton: the server runs three scripts and sends a message, 4 times
+the cost of the baton's two commands; a third of that is in the kernel and most of the rest in Lua. The clients send
+three requests where the baton sends two, get the message on the listener thread, and wake the waiter from there: twice
+the baton's cost.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class Waiter:
         "kept_at",
         "polls",
         "recheck_at",
+        "recheck_by",
         "refusals",
         "refused",
         "signal",
@@ -58,6 +59,7 @@ class Waiter:
         self.refusals = 0  # by overloaded servers
         self.refused = False  # ... and it has no position that a heartbeat could keep
         self.recheck_at: float | None = None
+        self.recheck_by: float | None = None  # attempt again by then: the engine relies on it instead of a notification
         self.polls = 0  # how often it has waited without a wake-up to expect
         self.holders: tuple[str, ...] = ()  # addresses of the clients it waits for, if their end can be noticed
 
@@ -102,7 +104,7 @@ class ClaimRegistry:
             self.waiting[claim.id_hash] = waiter = Waiter(claim, runtime.signal(), now)
             self.wake_watchdog(now + HEARTBEAT_INTERVAL)  # it sends heartbeats for the waiter from then on (E7)
         else:
-            waiter.woken, waiter.recheck_at, waiter.refused = False, None, False
+            waiter.woken, waiter.recheck_at, waiter.recheck_by, waiter.refused = False, None, None, False
         return waiter
 
     def remove_waiter(self, id_hash: str) -> None:

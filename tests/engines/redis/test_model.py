@@ -19,7 +19,7 @@ from harness.rigs import with_own_server
 from harness.rigs.redis import RedisRig
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import HELD, PASSED, WAITING, Context, Notification, TokenCounter
-from leasehold.core.timing import WAITER_TTL
+from leasehold.core.timing import RESERVATION_PROBE, WAITER_TTL
 from leasehold.engines.redis import protocol, scripts
 from leasehold.engines.redis.protocol import RedisRequests, RedisScripts, lock_keys
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands, Script
@@ -92,6 +92,7 @@ class ModelComparison:
         self.connection.ask("FLUSHALL")
         # So far ahead of the server's clock that the server expires no key itself.
         self.now, self.counter, self.state = 4_000_000_000.0, TokenCounter(), None
+        self.own_rechecks: dict[str, float] = {}  # by id hash
         self.write_clock()
         self.unsubscribed = set(ID_HASHES)
         self.subscriber.sock.sendall(encode_command("UNSUBSCRIBE"))
@@ -150,15 +151,27 @@ class ModelComparison:
         except Mismatch as error:
             answer = str(error), []
         self.state = None if state.empty and not state.limit_set else state
-        return answer
+        return answer[0], self.without_own_rechecks(answer[1])
 
     def attempt(self, claim: Claim):
+        reply = self.connection.send(self.requests_for(claim).attempt(self.name, claim))
+        # Until then the client attempts again by itself: a repeated attempt does not promise that any more.
+        self.own_rechecks[claim.id_hash] = self.now + RESERVATION_PROBE if protocol.must_recheck(reply) else 0.0
         try:
-            return protocol.decode_attempt(
-                claim, self.connection.send(self.requests_for(claim).attempt(self.name, claim))
-            )
+            return protocol.decode_attempt(claim, reply)
         except Mismatch as error:
             return str(error)
+
+    def without_own_rechecks(self, notifications: list[Notification]) -> list[Notification]:
+        """What the scripts send of these: a head that re-checks by itself, and early enough, is not notified."""
+        needed = []
+        for each in notifications:
+            own_recheck = self.own_rechecks.get(each.id_hash, 0.0)
+            if each.kind == "recheck" and self.now < own_recheck <= self.now + each.seconds + 1e-6:
+                self.state._notified_head = (each.id_hash, own_recheck)
+            else:
+                needed.append(each)
+        return needed
 
     def check_inspect(self) -> None:
         """`inspect` shows the same holdings as the model, and changes nothing."""
@@ -342,6 +355,7 @@ def test_release_costs_the_same_with_3_as_with_200_waiters(comparison: ModelComp
             comparison.subscriber.ask("SUBSCRIBE", f"lh1:c:{number:032x}")
             comparison.attempt(claim(f"{number:032x}"))
         comparison.read_notifications()
+        comparison.advance_clock(RESERVATION_PROBE)  # no waiter re-checks by itself any more
         before = commands()
         first_claim = claim(f"{0:032x}")
         comparison.connection.send(comparison.requests_for(first_claim).release(comparison.name, first_claim))
@@ -351,6 +365,38 @@ def test_release_costs_the_same_with_3_as_with_200_waiters(comparison: ModelComp
         while comparison.subscriber.read()[2]:
             continue
     assert costs[0] == costs[1] < 40
+
+
+def test_new_head_is_notified_unless_it_rechecks_by_itself_in_time(comparison: ModelComparison) -> None:
+    for seconds, kinds in ((RESERVATION_PROBE / 2, ["reserved"]), (RESERVATION_PROBE, ["reserved", "recheck"])):
+        comparison.reset()
+        holder, first, second = (claim(id_hash) for id_hash in ID_HASHES[:3])
+        for each in (holder, first, second):
+            comparison.attempt(each)
+        comparison.read_notifications()
+        comparison.advance_clock(seconds)
+        comparison.connection.send(comparison.requests_for(holder).release(comparison.name, holder))
+        assert [notification.kind for notification in comparison.read_notifications()] == kinds
+
+
+def test_head_whose_reservation_was_withdrawn_is_notified(comparison: ModelComparison) -> None:
+    """The end of its reservation is not a time at which it re-checks by itself."""
+    comparison.reset()
+    tokens: dict[str, int] = {}
+    steps = [("attempt", id_hash, True, {"kind": "semaphore", "limit": 2}, 10.0) for id_hash in ID_HASHES[:4]]
+    for step in (*steps, ("release", ID_HASHES[0], True, True), ("set_limit", 1)):
+        run_both(comparison, step, tokens, "lock", None)
+
+
+def test_repeated_attempt_of_a_waiter_relies_on_notifications_again(comparison: ModelComparison) -> None:
+    """The reply to the first attempt may be lost: then the client does not know that it must re-check."""
+    comparison.reset()
+    holder, first, second = (claim(id_hash) for id_hash in ID_HASHES[:3])
+    for each in (holder, first, second, second):
+        comparison.attempt(each)
+    comparison.read_notifications()
+    comparison.connection.send(comparison.requests_for(holder).release(comparison.name, holder))
+    assert [notification.kind for notification in comparison.read_notifications()] == ["reserved", "recheck"]
 
 
 def test_waiters_that_send_heartbeats_keep_their_positions(comparison: ModelComparison) -> None:

@@ -17,7 +17,7 @@ from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import PubSubCommands
 from leasehold.engines.registry import ClaimRegistry, RecheckTimer, Waiter
 from leasehold.errors import Unavailable
-from leasehold.model import Claim, Holder
+from leasehold.model import Busy, Claim, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketStream
 from leasehold.runtime.threads import Threads, boot_clock
@@ -76,6 +76,12 @@ class QueueScenario:
                 self.finish.wait(30)
         except Unavailable as error:
             self.errors.append((time.monotonic(), error))
+
+    def wait_until_second_rechecked(self, wait_until) -> None:
+        """Until then the second waiter is not notified when to re-check: it does so by itself."""
+        second = probe.waiters(self.client)[1]
+        wait_until(lambda: second.recheck_by is not None)
+        wait_until(lambda: second.recheck_by is None)
 
     def second_recheck_at(self) -> float | None:
         """When the second waiter will re-check, once the first has left the queue and the second was notified."""
@@ -157,6 +163,7 @@ def test_waiter_rechecks_in_time_while_listener_awaits_a_reply(registry, wait_un
 
 def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) -> None:
     scenario = QueueScenario(f"redis://127.0.0.1:{start_redis().port}", wait_until)
+    scenario.wait_until_second_rechecked(wait_until)
     now, recheck_times = probe.runtime(scenario.client).now, []
     waiters = probe.waiters(scenario.client)
     for waiter in waiters:
@@ -178,6 +185,7 @@ def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) ->
 def test_second_waiter_rechecks_in_time_when_server_is_down(start_redis, wait_until) -> None:
     server = start_redis()
     scenario = QueueScenario(f"redis://127.0.0.1:{server.port}", wait_until)
+    scenario.wait_until_second_rechecked(wait_until)
     scenario.lease.release()
     wait_until(scenario.second_recheck_at)
     began = time.monotonic()
@@ -187,6 +195,34 @@ def test_second_waiter_rechecks_in_time_when_server_is_down(start_redis, wait_un
     scenario.threads[0].join(30)
     assert scenario.errors, "the second waiter re-checked and found the server down"
     check_seconds(min(at for at, _ in scenario.errors) - began, WAITER_TTL / 3)
+
+
+class ElapsedSignal:
+    """A signal that is never set: records how long it was waited for, and returns at once."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    async def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return False
+
+
+def test_waiter_behind_others_attempts_again_without_a_notification(server) -> None:
+    with Client(url(server)) as client:
+        client.lock("warm").acquire().release()
+        engine = probe.core(client)._engine
+        waiter = probe.core(client).registry.add_waiter(claim(1), Threads())
+        waiter.signal, waiter.recheck_by = ElapsedSignal(), boot_clock() + RESERVATION_PROBE
+        run_sync(engine.wait(claim(1), Busy(30.0, position=2), 12.0))
+        probe.core(client).registry.remove_waiter(claim(1).id_hash)
+    assert max(waiter.signal.waits) <= RESERVATION_PROBE + WAKEUP_SLACK
+
+
+def test_repeated_attempt_of_waiter_discards_its_recheck(registry) -> None:
+    waiter = registry.add_waiter(claim(1), Threads())
+    waiter.recheck_by = 10.0
+    assert registry.add_waiter(claim(1), Threads()).recheck_by is None
 
 
 # --------------------------------------------------------------- subscriptions

@@ -5,7 +5,8 @@
 --       7 min_hold, if it is not 0
 -- Reply {token, life, slot}     granted; slot -1: none
 --       {0, left, position, token, holder, subscribed}   busy; left -1: nothing blocks the name; position -1: not
---                               queued; subscribed 0: the client's channel has no subscriber
+--                               queued; subscribed 0: the client's channel has no subscriber; 2: it has, and the claim
+--                               is attempted again after RESERVATION_PROBE, even without a notification
 --       {-1, semaphore_limit}   in use as another kind
 local raw = redis.call('GET', NAME)
 local id_hash, ttl, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -46,6 +46,7 @@ local function attempt_claim(claim)
     enqueue(entry)
   end
   if entry.state == WAITING then
+    entry.expires_at = 0
     write_waiter(entry)
     advance_queue(entry)
   end

@@ -18,6 +18,7 @@ from typing import Any, Final
 from leasehold.config import EngineConfig
 from leasehold.core.listing import ListingBudget
 from leasehold.core.lock_state import mismatch
+from leasehold.core.timing import RESERVATION_PROBE, WAKEUP_SLACK
 from leasehold.engines.redis import protocol
 from leasehold.engines.redis.connections import Connections
 from leasehold.engines.redis.deployment import Deployment, make_deployment
@@ -136,6 +137,8 @@ class RedisEngine:
         if isinstance(answer, Busy):
             if claim.queue and subscription.reconnect_if_lost(protocol.not_subscribed(reply)):
                 await subscription.wait_active(self._runtime, deadline)
+            elif protocol.must_recheck(reply) and (waiter := self._registry.waiting.get(claim.id_hash)) is not None:
+                waiter.recheck_by = self._runtime.now() + RESERVATION_PROBE
         elif not subscription.active:
             await subscription.wait_active(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
 
@@ -143,6 +146,8 @@ class RedisEngine:
         if waiter := self._registry.waiting.get(claim.id_hash):
             bucket = self._requests.name_keys(claim.namespace, claim.name).tag
             polls = not self._subscriptions.for_bucket(bucket).active
+            if waiter.recheck_by is not None:
+                seconds = min(seconds, waiter.recheck_by + WAKEUP_SLACK - self._runtime.now())
             await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=polls)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:

@@ -22,8 +22,9 @@ if held and #lock_state == 6 and lock_state[1] == 0 and ARGV[5] == '0' and ARGV[
     local ticket = lock_state[2] + 1
     if (not first or subscribers[4] > 0) and (held[5] ~= RESERVED or subscribers[6] > 0)
       and not redis.call('HGET', WAITERS, id_hash) then
-      redis.call('HSET', WAITERS, id_hash, cmsgpack.pack({id_hash, 0, 0, now, WAITING, shared, delay, -1, ticket,
-        now + WAITER_TTL, client, holder}))
+      local rechecks_itself = head and subscribers[2] > 0  -- when a reservation made from now on would be probed
+      redis.call('HSET', WAITERS, id_hash, cmsgpack.pack({id_hash, 0, rechecks_itself and now + RESERVATION_PROBE or 0, now,
+        WAITING, shared, delay, -1, ticket, now + WAITER_TTL, client, holder}))
       redis.call('ZADD', QUEUE, string.format('%d', ticket), id_hash)
       local position = 0
       if head then
@@ -37,7 +38,8 @@ if held and #lock_state == 6 and lock_state[1] == 0 and ARGV[5] == '0' and ARGV[
       lock_state[2] = ticket
       local keep_until = math.max(held[3] + held[7], now + QUEUE_TTL)
       redis.call('SET', NAME, cmsgpack.pack(lock_state), 'PXAT', string.format('%d', keep_until / 1000 + 2))
-      return {0, (head and held[3] or recheck_at) - now, position, held[2], held[12], subscribers[2] > 0 and 1 or 0}
+      return {0, (head and held[3] or recheck_at) - now, position, held[2], held[12],
+        rechecks_itself and 2 or subscribers[2] > 0 and 1 or 0}
     end
   end
 end

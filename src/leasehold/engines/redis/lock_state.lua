@@ -5,7 +5,8 @@
 -- COUNTER   the bucket's last token: never expires, never falls (E3)
 -- NAME      the holders of the name and the state of its queue, packed: see `save`
 -- QUEUE     sorted set: the id hashes of waiters, by ticket
--- WAITERS   hash: id hash -> packed entry, of waiters and of entries that were passed over
+-- WAITERS   hash: id hash -> packed entry, of waiters and of entries that were passed over. `expires_at` of a waiter: when
+--           it re-checks by itself, so that it need not be notified if it is the head by then; 0: only if notified
 --
 -- Times are microseconds of the server's clock. A key lives at least as long as anything in it, and NAME as long as its
 -- waiters, or without end if it has a limit that was set: without NAME there is nothing at all. Notifications are published at once: the script ends before a client
@@ -147,7 +148,7 @@ end
 local function pass_over(entry)  -- the entry keeps its ticket, and so its position when it comes back
   if entry.token > 0 then remove_holder(entry) else redis.call('ZREM', QUEUE, entry.id_hash) end
   cached_head = nil
-  entry.state, entry.token, entry.slot = PASSED, 0, -1
+  entry.state, entry.token, entry.slot, entry.expires_at = PASSED, 0, -1, 0
   write_waiter(entry)
 end
 
@@ -241,7 +242,11 @@ local function notify_recheck(first, is_attempting)
   if is_attempting then  -- the reply of this script tells it
     notified_head, notified_recheck_at, changed = first.id_hash, at, true
   elseif notified_head ~= first.id_hash or at < notified_recheck_at then
-    notify(first.client, 'recheck', first.id_hash, at - now)
+    if first.expires_at > now and first.expires_at <= at then
+      at = first.expires_at  -- by itself
+    else
+      notify(first.client, 'recheck', first.id_hash, at - now)
+    end
     notified_head, notified_recheck_at, changed = first.id_hash, at, true
   end
 end

@@ -253,6 +253,11 @@ def not_subscribed(reply: Any) -> bool:
     return len(reply) == 6 and reply[5] == 0
 
 
+def must_recheck(reply: Any) -> bool:
+    """Whether this is a busy reply to a claim that has to be attempted again soon, even without a notification."""
+    return len(reply) == 6 and reply[5] == 2
+
+
 def decode_bool(reply: Any) -> bool:
     if reply not in (0, 1):
         raise unexpected_reply()

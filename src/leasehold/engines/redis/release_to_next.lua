@@ -25,7 +25,11 @@ if #ARGV == 1 and #lock_state == 6 and lock_state[1] == 0 and now < lock_state[3
       redis.call(PUBLISH, first_channel, string.format('reserved 0 %s ', NAME) .. first[1])
       local recheck_at = now + RESERVATION_PROBE
       if has_second and (lock_state[4] ~= second[1] or recheck_at < lock_state[5]) then
-        redis.call(PUBLISH, second_channel, string.format('recheck %d %s ', RESERVATION_PROBE, NAME) .. second[1])
+        if second[3] > now and second[3] <= recheck_at then
+          recheck_at = second[3]  -- by itself
+        else
+          redis.call(PUBLISH, second_channel, string.format('recheck %d %s ', RESERVATION_PROBE, NAME) .. second[1])
+        end
         lock_state[4], lock_state[5] = second[1], recheck_at
       end
       redis.call('SET', NAME, cmsgpack.pack(lock_state), 'PXAT', string.format('%d', (now + QUEUE_TTL) / 1000 + 2))

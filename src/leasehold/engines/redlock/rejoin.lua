@@ -22,7 +22,7 @@ if existing then remove(existing) end
 local first, done = holders[1], 0
 if first and first.state == RESERVED then  -- the grant goes before this reservation: requeue the waiter
   remove_holder(first)
-  first.state, first.token = WAITING, 0
+  first.state, first.token, first.expires_at = WAITING, 0, 0
   enqueue(first)
   write_waiter(first)
 end

@@ -21,8 +21,8 @@ if entry and ticket > 0 then
   if ended then
     remove_holder(entry)
     if not head() and redis.call('EXISTS', WAITERS) == 0 then next_waiter_scan = now + WAITER_TTL end
-    entry.state, entry.token, entry.slot, entry.ticket, entry.heartbeat_expires_at, last_ticket =
-      WAITING, 0, -1, clamp_ticket(ticket), now + WAITER_TTL, 1
+    entry.state, entry.token, entry.slot, entry.expires_at, entry.ticket, entry.heartbeat_expires_at, last_ticket =
+      WAITING, 0, -1, 0, clamp_ticket(ticket), now + WAITER_TTL, 1
     enqueue(entry)
     write_waiter(entry)
   end
