@@ -464,19 +464,71 @@ def test_import_leasehold_loads_standard_library_only():
     assert loaded - _STANDARD == {"leasehold"}
 
 
-def test_run_command_loads_neither_asyncio_nor_ssl_nor_other_commands():
+# What a program that only locks names, in blocking mode, does without. Loading all of it takes longer than the rest.
+NOT_FOR_LOCKS = {
+    "asyncio",
+    "concurrent.futures",
+    "hashlib",  # loads OpenSSL
+    "importlib.metadata",
+    "secrets",  # loads hashlib
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "leasehold.aio",
+    "leasehold.blocking.groups",
+    "leasehold.blocking.records",
+    "leasehold.client.any_of",
+    "leasehold.client.election",
+    "leasehold.client.lease_document",
+    "leasehold.client.multilock",
+    "leasehold.dbapi",
+    "leasehold.fences",
+    "leasehold.pools",
+    "leasehold.records",
+    "leasehold.server",
+    "leasehold.telemetry.metrics",
+}
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """The modules that a new interpreter has loaded after this code."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nprint(*sys.modules)", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return set(done.stdout.split())
+
+
+def test_import_leasehold_loads_only_what_locks_need():
+    loaded = loaded_by("import leasehold")
+    assert "leasehold.blocking.locks" in loaded
+    assert loaded & (NOT_FOR_LOCKS | {"leasehold.core.lock_state", "urllib.parse"}) == set()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program needs Linux or macOS")
+def test_run_on_sqlite_loads_only_what_run_needs(tmp_path):
     """A cron job starts it every minute."""
-    code = "import sys, leasehold.cli.app, leasehold.cli.run.command; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    loaded = set(done.stdout.split())
-    assert not loaded & {
-        "asyncio",
-        "ssl",
-        "leasehold.aio",
-        "leasehold.fences",
-        "leasehold.server",
-        "leasehold.cli.demo",
-    }
+    code = "from leasehold.cli.app import start\nassert start(sys.argv[1:]) == 0"
+    loaded = loaded_by(code, "-u", f"sqlite://{tmp_path}/locks.db", "run", "job", "--", "true")
+    assert "leasehold.engines.sqlite.engine" in loaded
+    needless = NOT_FOR_LOCKS - ({"subprocess"} if sys.platform == "darwin" else set())  # which starts sysctl there
+    assert loaded & (needless | {"click.shell_completion", "click.testing"}) == set()
+    commands = {path.stem for path in (SOURCE / "cli").glob("*.py")} | {"bench", "demo", "doctor", "top"}
+    commands -= {"__init__", "app", "console", "exit_codes", "help", "lease_input", "options", "render"}
+    assert loaded & {f"leasehold.cli.{name}" for name in commands} == set()
+
+
+def test_names_that_are_loaded_late_are_found_like_all_others():
+    code = "import leasehold, leasehold.blocking\nbefore = set(dir(leasehold))"
+    code += "\nfrom leasehold import *\nfrom leasehold.blocking import *"
+    code += "\nassert set(leasehold.__all__) <= before\nassert MultiLock is leasehold.blocking.groups.MultiLock"
+    code += "\nassert Schedule is leasehold.Schedule is leasehold.blocking.records.Schedule"
+    assert "leasehold.aio" in loaded_by(code)
 
 
 def test_tests_run_against_the_installed_wheel():

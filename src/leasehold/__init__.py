@@ -10,18 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from leasehold._version import __version__ as __version__
-from leasehold.blocking import (
-    Client,
-    Election,
-    Lease,
-    Leases,
-    Lock,
-    MultiLock,
-    RWLock,
-    Schedule,
-    Status,
-    optimistic,
-)
+from leasehold.blocking import Client, Lease, Lock, RWLock
 from leasehold.client.lease import LeaseState
 from leasehold.config import advise_ttl
 from leasehold.core.deadlocks import Deadlock
@@ -57,6 +46,7 @@ if TYPE_CHECKING:
         AsyncStatus,
         optimistic_async,
     )
+    from leasehold.blocking import Election, Leases, MultiLock, Schedule, Status, optimistic
 
 __all__ = [
     "AsyncClient",
@@ -108,14 +98,17 @@ __all__ = [
 ]
 
 _PACKAGES = ("fences", "telemetry", "versioned")
+_BLOCKING = ("Election", "Leases", "MultiLock", "Schedule", "Status", "optimistic")
 
 
 def __getattr__(name: str) -> object:
-    """Loads packages and the asyncio API when they are first used: a program that needs neither starts sooner."""
+    """Loads packages, the asyncio API, groups and records when they are first used: a program that only locks names
+    starts sooner."""
     if name in _PACKAGES:
         return import_module(f"leasehold.{name}")
     if name in __all__:
-        found = globals()[name] = getattr(import_module("leasehold.aio"), name)
+        api = import_module("leasehold.blocking" if name in _BLOCKING else "leasehold.aio")
+        found = globals()[name] = getattr(api, name)
         return found
     raise AttributeError(f"module 'leasehold' has no attribute {name!r}")
 

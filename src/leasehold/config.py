@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from leasehold.core import timing
 from leasehold.core.names import check_namespace
@@ -45,7 +43,9 @@ Duration: TypeAlias = float | str | timedelta
 OnUnavailable: TypeAlias = Literal["raise", "wait", "run"]
 OnDeadlock: TypeAlias = Literal["wait", "raise"]
 MAX_GROUP: Final = 80  # characters
-DAY: Final = 86_400.0  # the longest ttl, unless `max_ttl` is given: a mistyped one would block a name for as long
+# How long records are kept, and the longest ttl, unless a caller says otherwise: a mistyped ttl would block a name for
+# as long.
+DAY: Final = 86_400.0
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?", re.ASCII)
 _UNITS: Final = (86_400, 3_600, 60, 1, 0.001)
 
@@ -78,6 +78,8 @@ class EngineConfig:
     ) -> EngineConfig:
         """Split a URL. No part of one that cannot be parsed is shown: a character of the password that was not escaped
         may have made any part of it something else."""
+        from urllib.parse import parse_qsl, unquote, urlsplit  # only here: it would slow `import leasehold` down
+
         if not isinstance(url, str) or not (found := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", url, re.DOTALL)):
             raise ConfigError(
                 'an engine URL looks like "sqlite:///absolute/path.db" or "redis://host:6379/0"; this one has no "://"'
@@ -433,4 +435,6 @@ def _check_label(what: str, text: str | None, max_length: int = 200) -> None:
 
 
 def default_holder() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
+    from socket import gethostname  # only here: it would slow `import leasehold` down
+
+    return f"{gethostname()}:{os.getpid()}"

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -123,7 +122,7 @@ class Folder:
     @contextmanager
     def new_file(self, mode: int | None = None) -> Iterator[tuple[int, str]]:
         """The descriptor and the temporary name of a new file. The name is removed at the end if it still exists."""
-        name = TEMPORARY_PREFIX + secrets.token_hex(8)
+        name = TEMPORARY_PREFIX + os.urandom(8).hex()
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
         try:
             os.fchmod(fd, self.file_mode if mode is None else mode)

@@ -17,7 +17,7 @@ from leasehold.client.decorator import LockedFunction, OnBusy
 from leasehold.client.election import election_options
 from leasehold.client.lock import Shape
 from leasehold.client.multilock import unique_names
-from leasehold.config import Duration, LockArguments, check_keep
+from leasehold.config import DAY, Duration, LockArguments, check_keep
 from leasehold.core.deadlocks import Deadlock
 from leasehold.core.names import check_name
 from leasehold.core.once import MAX_RESULT
@@ -25,7 +25,7 @@ from leasehold.core.ticks import Missed
 from leasehold.model import Holding, Outcome
 from leasehold.records import once as once_records
 from leasehold.records.access import key_lock, open_records
-from leasehold.records.once import DAY, OnceArguments, OnceOptions, OnFailure, make_once
+from leasehold.records.once import OnceArguments, OnceOptions, OnFailure, make_once
 from leasehold.records.schedule import KIND as SCHEDULE
 from leasehold.records.schedule import make_ticks
 from leasehold.records.store import Store

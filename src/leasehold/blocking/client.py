@@ -4,34 +4,43 @@ of its own."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import tzinfo
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from leasehold import engines
-from leasehold.blocking.groups import AnyOf, Election, MultiLock
 from leasehold.blocking.locks import Lease, Lock
-from leasehold.blocking.records import Schedule, Status
-from leasehold.client import lease_document
 from leasehold.client.base import BaseClient, semaphore_shape
 from leasehold.client.decorator import LockedFunction, OnBusy
-from leasehold.client.election import election_options
 from leasehold.client.lock import Shape
-from leasehold.client.multilock import unique_names
-from leasehold.config import Duration, LockArguments, check_keep
-from leasehold.core.deadlocks import Deadlock
+from leasehold.config import DAY, Duration, LockArguments, check_keep
 from leasehold.core.names import check_name
 from leasehold.core.once import MAX_RESULT
-from leasehold.core.ticks import Missed
 from leasehold.model import Holding, Outcome
-from leasehold.records import once as once_records
-from leasehold.records.access import key_lock, open_records
-from leasehold.records.once import DAY, OnceOptions, OnFailure, make_once
-from leasehold.records.schedule import KIND as SCHEDULE
-from leasehold.records.schedule import make_ticks
-from leasehold.records.store import Store
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
+
+# Groups and records are imported by the methods that need them: a program that only locks names starts sooner.
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from leasehold.blocking.groups import Election, MultiLock
+    from leasehold.blocking.records import Schedule, Status
+    from leasehold.core.deadlocks import Deadlock
+    from leasehold.core.ticks import Missed
+    from leasehold.records.once import OnFailure
+    from leasehold.records.store import Store
 
 T = TypeVar("T")
 S = TypeVar("S")  # of a method: its object
@@ -154,6 +163,9 @@ class Client(BaseClient):
         """All of these names, or none: acquired in sorted order, before one deadline, and rolled back on failure.
         Options as for `lock`; `wait` applies to all of them together. To combine locks of other kinds or of several
         clients, create a `MultiLock` yourself."""
+        from leasehold.blocking.groups import MultiLock
+        from leasehold.client.multilock import unique_names
+
         return MultiLock([self._lock("multilock()", name, Shape(), options) for name in unique_names(names)])
 
     def any_of(self, names: Iterable[str], **options: Unpack[LockArguments]) -> Lock:
@@ -164,6 +176,8 @@ class Client(BaseClient):
 
         Options as for `lock`, except that `reentrant` and `on_unavailable="run"` raise `ConfigError`.
         """
+        from leasehold.blocking.groups import AnyOf
+
         options_ = self._lock_options("any_of()", options)
         return AnyOf(self, Lease, names, Shape(), options_)
 
@@ -171,6 +185,9 @@ class Client(BaseClient):
         """An election with one leader at a time. The result is one candidate: create one per candidate. Options as for
         `lock`, except `reentrant`; `max_hold` is the longest a term lasts. Raises `Unsupported` if the engine has no
         fencing tokens."""
+        from leasehold.blocking.groups import Election
+        from leasehold.client.election import election_options
+
         return Election(self._lock("election()", name, Shape(), election_options(self.traits, options)))
 
     def take_over(self, text: str) -> Lease:
@@ -186,6 +203,8 @@ class Client(BaseClient):
         processes from doing so. Pass it on to one. The holder that `inspect` shows stays the first one, and a break is
         noticed at the next renewal, because the engine notifies the client that acquired the lease.
         """
+        from leasehold.client import lease_document
+
         return run_sync(lease_document.take_over(self._core, Lease, text))
 
     def with_lock(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
@@ -256,6 +275,8 @@ class Client(BaseClient):
         Not promised: that what such a runner did outside the store is undone. Commit the effect together with the
         record (`stores.within`), or let the resource check the token.
         """
+        from leasehold.records.once import OnceOptions, make_once
+
         options = OnceOptions(check_keep(keep), on_failure, request, max_result)
         return run_sync(make_once(self, key, wait, ttl, store, options).run(fn, args, {}))  # type: ignore[no-any-return]
 
@@ -272,6 +293,8 @@ class Client(BaseClient):
     ) -> Decorator:
         """A decorator: runs the function once for each key. The key is a template over the function's arguments, such
         as `@client.once_per("order:{order_id}")`. Options and errors as for `once`."""
+        from leasehold.records.once import OnceOptions, make_once
+
         options = OnceOptions(check_keep(keep), on_failure, "", max_result)
 
         def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -288,6 +311,9 @@ class Client(BaseClient):
     def outcome(self, key: str, *, store: Store | str | None = None) -> Outcome | None:
         """The state of a key of `once`: running, done, failed, or expired (its runner died or lost its lease, and the
         next caller takes over). None: it never ran, or its record is no longer kept."""
+        from leasehold.records import once as once_records
+        from leasehold.records.access import key_lock, open_records
+
         return run_sync(once_records.outcome(key_lock(self, once_records.KIND, key), open_records(self, store), key))
 
     def schedule(
@@ -318,7 +344,11 @@ class Client(BaseClient):
         ttl         seconds after which another process takes over from a runner that died (default: the client's)
         store       where the records of ticks are kept: a URL or a store object (default: next to the client's locks)
         """
-        lock = key_lock(self, SCHEDULE, name, wait=0, ttl=ttl)
+        from leasehold.blocking.records import Schedule
+        from leasehold.records.access import key_lock, open_records
+        from leasehold.records.schedule import KIND, make_ticks
+
+        lock = key_lock(self, KIND, name, wait=0, ttl=ttl)
         ticks = make_ticks(every, offset, cron, tz, missed, late, most)
         return Schedule(lock, open_records(self, store), name, ticks, on_failure)
 
@@ -328,6 +358,9 @@ class Client(BaseClient):
         """A status that changes only along the transitions `moves`, such as `{"new": {"paid", "cancelled"}, "paid":
         {"shipped"}}`, one atomic step at a time. Before its first move it is in the state `start`. It takes no lock.
         `store`: as for `once`."""
+        from leasehold.blocking.records import Status
+        from leasehold.records.access import open_records
+
         return Status(open_records(self, store), check_name(name), moves, start)
 
     def inspect(self, prefix: str = "", exact: bool = False) -> list[Holding]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Never, TypeVar
 
-from leasehold.client import lease_document
 from leasehold.client.decorator import accepted_parameters
 from leasehold.client.held_locks import HeldLock
 from leasehold.client.lease import BaseLease
@@ -76,6 +75,8 @@ class Lease(BaseLease):
         `ConfigError` otherwise, `LeaseLost`, and `Unavailable` if the engine does not answer: then the lease is still
         held here.
         """
+        from leasehold.client import lease_document  # only here: it would slow `import leasehold` down
+
         return run_sync(lease_document.hand_over(self))
 
     def wait_lost(self, seconds: Duration | None = None) -> bool:

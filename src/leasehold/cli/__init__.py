@@ -14,6 +14,7 @@ advise.py  docs.py  completion.py     whether a lock is needed; the documentatio
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -26,4 +27,6 @@ def main() -> None:
         )
     from leasehold.cli.app import start
 
-    raise SystemExit(start())
+    code = start()
+    gc.freeze()  # the interpreter would search all that was loaded for garbage, several times, just before it exits
+    raise SystemExit(code)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from leasehold.cli.help import Command
 from leasehold.cli.options import usage_error_if
-from leasehold.client import lease_document
 from leasehold.errors import ConfigError
+
+if TYPE_CHECKING:
+    from leasehold.client.lease_document import Document
 
 LEASE_VARIABLE: Final = "LEASEHOLD_LEASE"
 _MAX_BYTES: Final = 1 << 16  # a lease document has below 2,000, even with the longest names
@@ -31,7 +33,9 @@ class LeaseCommand(Command):
         return rest
 
 
-def read_lease() -> lease_document.Document:
+def read_lease() -> Document:
+    from leasehold.client import lease_document  # only here: `run` needs no more than the name of the variable
+
     text = os.environ.get(LEASE_VARIABLE, "")
     if not text.strip():
         usage_error_if(

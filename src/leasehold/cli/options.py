@@ -11,7 +11,6 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from leasehold.blocking import Client, Lock
 from leasehold.cli.console import Console
@@ -21,6 +20,8 @@ from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseholdError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from leasehold.telemetry.audit import AuditFile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,6 +51,8 @@ def checked_prefix(value: str) -> str:
 
 def live_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names for shell completion. Errors give no names: a message would disturb the prompt."""
+    from click.shell_completion import CompletionItem
+
     console = ctx.find_object(Console) or Console()
     try:
         with Client(console.url, namespace=console.namespace, call_timeout=1.0) as client:

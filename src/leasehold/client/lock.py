@@ -12,7 +12,6 @@ from leasehold.client.decorator import FilledParameters, call_filled
 from leasehold.client.held_locks import ENTERED, HeldLock
 from leasehold.client.lease import LOST, RELEASED, BaseLease
 from leasehold.config import UNSET, Duration, LockOptions, Unset, check_required, check_wait
-from leasehold.core.lock_state import describe_kind
 from leasehold.core.names import check_name, make_claim_id
 from leasehold.core.timing import NEVER
 from leasehold.engines.base import Engine
@@ -128,6 +127,8 @@ class BaseLock(LeaseAttributes, Generic[L]):
             check_required(self.options.require, traits, engine)
 
     def __repr__(self) -> str:
+        from leasehold.core.lock_state import describe_kind  # only here: most engines do without that module
+
         what = "shared lock" if self.shape.mode == "shared" else describe_kind(self.shape.kind, self.shape.limit)
         return f"<{type(self).__name__} {self.name} ({what}) ttl={self.options.ttl}>"
 

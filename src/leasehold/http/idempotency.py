@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, TypedDict
 
 from leasehold.aio import AsyncClient
 from leasehold.client.base import BaseClient
-from leasehold.config import Duration, check_keep, check_seconds
+from leasehold.config import DAY, Duration, check_keep, check_seconds
 from leasehold.errors import (
     ConfigError,
     LeaseholdError,
@@ -40,7 +40,7 @@ from leasehold.http.responses import (
     send_problem,
     send_response,
 )
-from leasehold.records.once import DAY, OnceOptions, make_once
+from leasehold.records.once import OnceOptions, make_once
 from leasehold.records.store import Store
 from leasehold.runtime.base import run_sync
 

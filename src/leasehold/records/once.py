@@ -21,7 +21,7 @@ from leasehold.client.base import BaseClient
 from leasehold.client.decorator import accepted_parameters, call_filled
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import BaseLock
-from leasehold.config import Duration, check_seconds
+from leasehold.config import DAY, Duration, check_seconds
 from leasehold.core import once as core
 from leasehold.errors import ConfigError, LeaseLost, Mismatch, RunFailed, StaleToken
 from leasehold.model import Outcome
@@ -34,7 +34,6 @@ OnFailure: TypeAlias = Literal["retry", "keep"]
 _log = logging.getLogger("leasehold.once")
 
 KIND: Final = "once"
-DAY: Final = 86_400.0
 _ABANDONED_KEEP: Final = 30 * DAY  # how long the record of a run is kept that never ends and is not taken over
 
 

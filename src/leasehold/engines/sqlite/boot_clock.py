@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -66,6 +65,8 @@ def _read_link(path: str) -> str:
 
 
 def _sysctl(name: str) -> str:
+    import subprocess  # only here: Linux does without
+
     command = ("/usr/sbin/sysctl", "-n", name)  # where macOS has it, whatever $PATH says
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603  # fixed

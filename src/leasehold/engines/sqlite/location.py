@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shlex
 import sqlite3
 import stat
 import struct
@@ -217,6 +216,8 @@ def _open_folder(path: str, private: bool) -> Folder:
     try:
         return open_folder(folder, private=private)
     except FileNotFoundError:
+        import shlex  # only here: most commands do without
+
         raise ConfigError(
             f"the folder {folder} does not exist: `mkdir -p -m 700 {shlex.quote(folder)}`"
             f"{_hint_at_working_directory(path)}"

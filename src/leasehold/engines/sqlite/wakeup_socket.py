@@ -20,11 +20,9 @@ import select
 import socket
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from struct import pack
 from typing import Any, Final, Literal, cast
 from weakref import ref
@@ -236,7 +234,10 @@ class WakeupSocket:
         """A name in the folder, so that every process finds it through its own path; else a short absolute path."""
         if sys.platform == "linux" or len(os.fsencode(self._socket_path(name))) <= _MAX_PATH_BYTES:
             return name
-        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        from hashlib import sha256  # only here: it loads OpenSSL
+        from tempfile import gettempdir  # only here: it loads modules for all kinds of archives
+
+        base = os.environ.get("XDG_RUNTIME_DIR") or gettempdir()
         folder = os.path.join(base, f"leasehold-{os.getuid()}-{sha256(os.fsencode(self._folder)).hexdigest()[:8]}")
         with suppress(FileExistsError):
             os.mkdir(folder, 0o700)
