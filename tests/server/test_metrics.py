@@ -52,7 +52,7 @@ def test_metrics_count_acquires_by_outcome_and_path(memory_server, new_id):
         return found.get(key, 0)
 
     body = {"namespace": "metrics", "name": "orders/1"}
-    held = memory_server.post("/v1/acquire", {**body, "id": new_id(), "ttl": 600}).json  # it is not renewed
+    memory_server.post("/v1/acquire", {**body, "id": new_id(), "ttl": 600})  # it is not renewed
     assert memory_server.post("/v1/acquire", {**body, "id": new_id()}).kind == "busy"
     assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "wait": 2}).kind == "busy"
     assert memory_server.post("/v1/acquire", {**body, "id": new_id(), "limit": 3}).kind == "mismatch"
@@ -65,13 +65,16 @@ def test_metrics_count_acquires_by_outcome_and_path(memory_server, new_id):
         with pytest.raises(leasehold.NotAcquired):
             client.lock("orders/1").acquire(wait=3)  # long enough to join the queue, also on a busy machine
         poll(lambda: acquires("timeout", "queued") == 2)
-        waiting = threading.Thread(target=lambda: client.lock("orders/1").acquire(wait=60).release())
+        # Another name: a request that waited keeps its position in the queue of the first one for a while.
+        body["name"] = "orders/3"
+        held = memory_server.post("/v1/acquire", {**body, "id": new_id(), "ttl": 600}).json
+        waiting = threading.Thread(target=lambda: client.lock("orders/3").acquire(wait=60).release())
         waiting.start()
-        poll(lambda: [each for each in client.inspect("orders/1") if each.state == "waiting"])
+        poll(lambda: [each for each in client.inspect("orders/3") if each.state == "waiting"])
         memory_server.post("/v1/release", {**body, "id": held["id"]})
         waiting.join()
     poll(lambda: acquires("granted", "queued") == 1)
-    assert acquires("granted", "direct") == 2
+    assert acquires("granted", "direct") == 3
 
 
 def test_metrics_show_all_locks_of_the_engine(tmp_path):
