@@ -238,6 +238,21 @@ class TransactionOpen(Unavailable):
     `Unavailable`, the release is retried later."""
 
 
+class ListingTooLong(Unavailable):
+    """More claims are live than a client lists. Nothing is wrong with the engine, and the same call fails again."""
+
+
+class Refused(Unavailable):
+    """The engine answered a renewal or a release: it does not permit it, or finds it invalid. The `ConfigError` is its
+    `__cause__`. The watchdog goes on trying, as after any `Unavailable`, because a right may come back."""
+
+
+def for_caller(error: Unavailable) -> LeaseholdError:
+    """What to raise in a caller who renews or releases: why the engine refused it."""
+    cause = error.__cause__
+    return cause if isinstance(error, Refused) and isinstance(cause, LeaseholdError) else error
+
+
 class Unsupported(LeaseholdError):
     """The engine, as configured, does not promise what the lock needs. Raised when the lock is built."""
 

@@ -11,7 +11,7 @@ from leasehold import Client, ConfigError, Deadlocked, NotAcquired, Unavailable,
 from leasehold.client import deadlock_search
 from leasehold.client.deadlock_search import FIRST_SEARCH, MIN_INTERVAL, DeadlockSearches, WaitSearch
 from leasehold.core.deadlocks import Deadlock, deadlocks
-from leasehold.errors import AccessDenied
+from leasehold.errors import AccessDenied, ListingTooLong
 from leasehold.runtime.base import run_sync
 from tests.support import probe
 
@@ -161,15 +161,22 @@ def test_search_that_got_no_answer_is_made_again_soon(bench) -> None:
     held.release()
 
 
-@pytest.mark.parametrize("error", [Unavailable("silence"), AccessDenied("this key may not list names")])
-def test_failed_search_changes_nothing_for_the_wait(bench, caplog, error) -> None:
+@pytest.mark.parametrize(
+    ("error", "warnings"),
+    [
+        (Unavailable("silence"), 0),
+        (AccessDenied("this key may not list names"), 1),
+        (ListingTooLong("more than 46,000 claims are live"), 1),
+    ],
+)
+def test_failed_search_changes_nothing_for_the_wait(bench, caplog, error, warnings) -> None:
     client = bench.client()
     searches: DeadlockSearches = probe.core(client).deadlock_searches
     bench.transport.call = lambda *_: (_ for _ in ()).throw(error)
     for _ in range(3):
         assert run_sync(searches.search(bench.clock.at, float("inf"))) is None
         bench.clock.at += 5
-    assert caplog.text.count("cannot search for deadlocks") == isinstance(error, AccessDenied)
+    assert caplog.text.count("cannot search for deadlocks") == warnings
 
 
 def test_cycle_in_only_one_of_two_inspections_is_not_raised(bench, monkeypatch) -> None:

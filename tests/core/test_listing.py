@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold import Unavailable
 from leasehold.core.listing import ListingBudget
+from leasehold.errors import ListingTooLong
 
 
 def test_thirty_thousand_claims_with_short_texts_can_be_listed() -> None:
@@ -15,7 +15,7 @@ def test_thirty_thousand_claims_with_short_texts_can_be_listed() -> None:
 def test_list_without_end_is_unavailable_and_names_the_way_out() -> None:
     budget = ListingBudget("redis")
     with pytest.raises(
-        Unavailable, match=r"more than .*,.* claims are live: ask for the names with one prefix"
+        ListingTooLong, match=r"more than .*,.* claims are live: ask for the names with one prefix"
     ) as caught:
         for number in range(10**6):
             budget.spend(str(number))
@@ -24,6 +24,6 @@ def test_list_without_end_is_unavailable_and_names_the_way_out() -> None:
 
 def test_long_texts_count_as_much_as_they_may_take() -> None:
     budget = ListingBudget("redis")
-    with pytest.raises(Unavailable):
+    with pytest.raises(ListingTooLong):
         for _ in range(7):
             budget.spend("x" * 1_000_000)

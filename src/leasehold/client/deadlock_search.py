@@ -17,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from leasehold.core.deadlocks import Deadlock, deadlocks, giving_up_order, identity, seen_in_both
-from leasehold.errors import Deadlocked, LeaseholdError, Unavailable
+from leasehold.errors import Deadlocked, LeaseholdError, ListingTooLong, Unavailable
 from leasehold.model import Claim
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DeadlockSearches:
     """The searches of one client, shared by its waits."""
 
     def __init__(self, core: ClientCore) -> None:
-        self._core, self._searching_until, self._refused = core, 0.0, False
+        self._core, self._searching_until, self._warned = core, 0.0, False
         self._last = _Result(0.0, [])
 
     async def search(self, queued_since: float, wait_deadline: float) -> list[Deadlock] | None:
@@ -59,11 +59,11 @@ class DeadlockSearches:
             found = await self._inspect(wait_deadline)
             if found:
                 found = seen_in_both(found, await self._inspect(wait_deadline))
-        except Unavailable:
-            return None
-        except LeaseholdError as error:  # such as an API key that may not list the namespace
-            if not self._refused:
-                self._refused = True
+        except LeaseholdError as error:
+            # Not only for now: an API key that may not list the namespace, or more claims than a client lists.
+            lasting = isinstance(error, ListingTooLong) or not isinstance(error, Unavailable)
+            if lasting and not self._warned:
+                self._warned = True
                 _log.warning("cannot search for deadlocks, so on_deadlock='raise' has no effect: %s", error)
             return None
         self._last, self._searching_until = _Result(now, found), now + MIN_INTERVAL

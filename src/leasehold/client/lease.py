@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 from leasehold.client.acquire import fast_tuple, without_min_hold
 from leasehold.config import Duration, check_seconds, check_ttl
 from leasehold.core import timing
-from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable
+from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable, for_caller
 from leasehold.events import FenceKind, Hook
 from leasehold.model import Alive, Claim, Gone, Grant, Reason
 
@@ -537,7 +537,7 @@ class BaseLease:
         if isinstance(reply, Unavailable):
             if self._strict:  # then it is lost
                 self.check()
-            raise reply
+            raise for_caller(reply)
         self.check()
         core.watchdog.watch(self)  # the next renewal may be due sooner than planned
         return self._validity if isinstance(reply, Gone) else self._validity_from(renewal, reply)

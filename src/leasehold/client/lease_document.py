@@ -22,7 +22,7 @@ from leasehold.config import check_limit, check_seconds, check_ttl
 from leasehold.core import timing
 from leasehold.core.names import FORMAT, MAX_NAME_BYTES, check_name, check_namespace, hash_id, make_claim_id
 from leasehold.engines.base import Engine
-from leasehold.errors import ConfigError, LeaseLost, Unavailable, Unsupported
+from leasehold.errors import ConfigError, LeaseLost, Refused, Unavailable, Unsupported, for_caller
 from leasehold.model import Alive, Claim, Gone, Grant, Holder, Kind, Mode
 
 L = TypeVar("L", bound=BaseLease)
@@ -288,7 +288,7 @@ async def _use_ticket(core: ClientCore, engine: Engine, document: Document) -> N
 async def _renewed(core: ClientCore, engine: Engine, claim: Claim, token: int, *others: Claim) -> Alive:
     reply, *_ = await engine.renew([claim, *others], core.deadline())
     if isinstance(reply, Unavailable):
-        raise reply
+        raise for_caller(reply)
     if isinstance(reply, Gone):
         raise LeaseLost(claim.name, reason=reply.reason, token=token)
     return reply
@@ -306,7 +306,10 @@ async def renew(core: ClientCore, document: Document, ttl: float | None = None) 
 async def release(core: ClientCore, document: Document) -> bool:
     """Release it. False: it had already ended. Raises `Unavailable`: it then expires, or can be released again."""
     claim, *others = document.claims()
-    released = bool(await core.engine().release(claim, core.deadline()))
-    for other in others:
-        await core.engine().release(other, core.deadline())
+    try:
+        released = bool(await core.engine().release(claim, core.deadline()))
+        for other in others:
+            await core.engine().release(other, core.deadline())
+    except Refused as refused:
+        raise for_caller(refused) from None
     return released

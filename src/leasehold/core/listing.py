@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from leasehold.errors import Unavailable
+from leasehold.errors import ListingTooLong
 from leasehold.model import Holding
 
 MAX_MEMORY: Final = 24 << 20  # bytes, estimated: some thirty thousand claims
@@ -21,11 +21,11 @@ class ListingBudget:
         self._count, self._left = 0, MAX_MEMORY
 
     def spend(self, *texts: str) -> None:
-        """Count a claim, or a name, with these texts, before it is kept. Raises Unavailable if it is one too many."""
+        """Count a claim, or a name, with these texts, before it is kept. Raises ListingTooLong for one too many."""
         self._left -= _FIXED + _PER_CHARACTER * sum(map(len, texts))
         if self._left < 0:
             text = f"more than {self._count:,} claims are live: ask for the names with one prefix"
-            raise Unavailable(text, engine=self._engine)
+            raise ListingTooLong(text, engine=self._engine)
         self._count += 1
 
     def spend_holding(self, holding: Holding) -> Holding:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from leasehold.engines.remote.wire import PROBLEM_TYPE
-from leasehold.errors import ConfigError, LeaseholdError, Mismatch, NotSent, Unavailable, Unsupported
+from leasehold.errors import (
+    ConfigError,
+    LeaseholdError,
+    ListingTooLong,
+    Mismatch,
+    NotSent,
+    Unavailable,
+    Unsupported,
+)
 from leasehold.model import Busy, Gone
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -116,6 +124,8 @@ def problem_for(error: BaseException) -> Problem:
     if isinstance(error, NotSent):
         detail = f"the engine did not answer the last calls, so this one was not sent; retry in {error.retry_in:.1f} s"
         return Problem("engine-unavailable", 503, detail, retry_after=error.retry_in, done=False)
+    if isinstance(error, ListingTooLong):  # the text is our own: it names a number
+        return Problem("engine-unavailable", 503, str(error), too_long=True)
     if isinstance(error, Unavailable):
         detail = "the engine did not answer: the outcome is unknown, so repeat the request with the same id, or release"
         fields = {"no_majority": True} if error.no_majority else {}

@@ -33,6 +33,7 @@ from leasehold.engines.etcd.inspect import list_holdings
 from leasehold.engines.etcd.queue import EntryValue
 from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import parse_url
+from leasehold.errors import ListingTooLong
 from leasehold.model import Gone, Grant, Holder, Holding
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
@@ -174,7 +175,7 @@ def test_inspect_of_thirty_thousand_locks_takes_a_bounded_part_of_the_memory() -
 
 
 def test_list_without_end_is_unavailable() -> None:
-    with pytest.raises(Unavailable, match="ask for the names with one prefix"):
+    with pytest.raises(ListingTooLong, match="ask for the names with one prefix"):
         list_forged(ForgedRpc(10**9, b"lh1/q/:%09x/l/x/ab0"))
 
 

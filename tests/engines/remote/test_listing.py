@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from leasehold import AsyncClient, Unavailable
 from leasehold.engines.remote import engine, wire
 from leasehold.engines.remote.parsing import MAX_BODY
+from leasehold.errors import ListingTooLong
 from leasehold.model import Holder, Holding
-from leasehold.server import calls
+from leasehold.server import calls, problems
 from tests.support.scripted_server import free_engine
 
 SHORTEST = Holding("", "a", "held", "shared", "lock", 1, "", Holder("", "", 0, ""), 0.0, 0.0, 1)
@@ -71,9 +72,20 @@ def test_lists_that_wait_for_a_connection_are_sent_one_by_one(start_lock_server)
 
 def test_list_that_does_not_end_is_unavailable(driver, start_server):
     server = start_server(lambda call: {**free_engine(call), "more": ["a", 1]})
-    with pytest.raises(Unavailable, match="ask for the names with one prefix"):
+    with pytest.raises(ListingTooLong, match="ask for the names with one prefix"):
         listing(driver.open(server))
     assert server.verbs().count("inspect") == engine._MAX_PAGES
+
+
+def test_list_that_is_too_long_for_the_server_is_reported_as_such():
+    """`on_deadlock="raise"` warns then, and only then."""
+    sent = problems.document(problems.problem_for(ListingTooLong("more than 46,000 claims are live", engine="redis")))
+    received = wire.error_from_problem(sent, "http")
+    assert isinstance(received, ListingTooLong)
+    assert "46,000" in str(received)
+    assert (
+        type(wire.error_from_problem(problems.document(problems.problem_for(Unavailable("x"))), "http")) is Unavailable
+    )
 
 
 @pytest.mark.parametrize("more", ["a", ["a"], [1, 1], ["a", "b"], {}, ["a" * 300, 1]])

@@ -72,6 +72,32 @@ def test_call_without_right_or_key_is_denied(protected, monkeypatch):
         assert lease.held
 
 
+def test_lease_taken_over_without_the_right_is_denied(protected, monkeypatch):
+    server, web, reader = protected
+    url = f"http://127.0.0.1:{server.port}"
+    monkeypatch.setenv(API_KEY_VARIABLE, web)
+    with Client(url, namespace="shop") as client:
+        text = client.lock("orders/1", require={"outlives"}).acquire(wait=0).hand_over()
+        monkeypatch.setenv(API_KEY_VARIABLE, reader)
+        with Client(url, namespace="shop") as other, pytest.raises(AccessDenied, match="reader may not lock"):
+            other.take_over(text)
+        monkeypatch.setenv(API_KEY_VARIABLE, web)
+        with Client(url, namespace="shop") as successor:
+            assert successor.take_over(text).release()
+
+
+def test_ttl_beyond_the_limit_of_a_server_is_a_configuration_error(protected, monkeypatch):
+    server, web, _ = protected
+    monkeypatch.setenv(API_KEY_VARIABLE, web)
+    with Client(f"http://127.0.0.1:{server.port}", namespace="shop", max_ttl="10d") as client:
+        lease = client.lock("orders/1").acquire(wait=0)
+        for call in (lambda: lease.ensure("2d"), lambda: lease.renew("2d")):
+            with pytest.raises(ConfigError, match="at most 86400 s on a lock server"):
+                call()
+        assert lease.held
+        assert lease.release()
+
+
 def test_denied_attempt_is_not_followed_by_releases(start_lock_server, monkeypatch, tmp_path):
     """The client released what it had not got: a hundred requests, each in the audit log, until its time was over."""
     keys, audit = tmp_path / "keys.toml", tmp_path / "audit.log"

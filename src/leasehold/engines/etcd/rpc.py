@@ -28,7 +28,7 @@ from leasehold.engines.etcd.grpc.frames import (
 from leasehold.engines.etcd.grpc.hpack import encode_literal
 from leasehold.engines.etcd.messages import KeyValue, MalformedReply, RpcMethod
 from leasehold.engines.etcd.url import EtcdUrl, resolve
-from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, ListingTooLong, Unavailable
 from leasehold.runtime.base import Mutex, Runtime, Signal
 
 _log = logging.getLogger("leasehold.etcd")
@@ -413,7 +413,7 @@ class RangeReader:
             self._begin = kv.key + b"\0"
             self._size += len(kv.key) + len(kv.value)
         if self._size > MAX_REPLY:
-            raise Unavailable(
+            raise ListingTooLong(
                 "etcd has more keys than the client reads: ask for the names with one prefix", engine="etcd"
             )
         if reply.header is not None:

@@ -25,7 +25,7 @@ from leasehold.engines.remote.refusals import RefusalReports
 from leasehold.engines.remote.servers import Call, Failover, Reply, Servers
 from leasehold.engines.remote.url import parse_url
 from leasehold.engines.remote.wire import Json
-from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Overloaded, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, ListingTooLong, Overloaded, Refused, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
 
@@ -157,7 +157,7 @@ class RemoteEngine:
                 return found
             body["after"] = list(more)
         text = f"more than {len(found):,} claims are live: ask for the names with one prefix"
-        raise Unavailable(text, engine=self._scheme)
+        raise ListingTooLong(text, engine=self._scheme)
 
     async def ping(self, deadline: float) -> None:
         self._servers.traits = await self._ask(Call({"do": "ping"}, deadline), wire.traits_answer_from_json)
@@ -200,8 +200,12 @@ class RemoteEngine:
     def _unavailable(self, error: LeaseholdError) -> Unavailable:
         if isinstance(error, Unavailable):
             return error
-        text = f"the server did not answer as a Leasehold server does: {error}"
-        return Unavailable(text if isinstance(error, wire.Malformed) else str(error), engine=self._scheme)
+        if isinstance(error, wire.Malformed):
+            text = f"the server did not answer as a Leasehold server does: {error}"
+            return Unavailable(text, engine=self._scheme)
+        refused = Refused(str(error), engine=self._scheme)
+        refused.__cause__ = error
+        return refused
 
 
 def _wait_deadline(waiter: Waiter) -> float:

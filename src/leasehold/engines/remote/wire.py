@@ -42,6 +42,7 @@ from leasehold.errors import (
     AccessDenied,
     ConfigError,
     LeaseholdError,
+    ListingTooLong,
     Mismatch,
     NotSent,
     Overloaded,
@@ -303,6 +304,8 @@ def problem_to_json(error: LeaseholdError) -> Json:
         made["missing"] = list(error.missing)
     elif isinstance(error, NotSent):
         made["done"] = False  # the engine was never asked, so nothing must be undone
+    elif isinstance(error, ListingTooLong):
+        made["too_long"] = True
     elif isinstance(error, Unavailable) and error.no_majority:
         made["no_majority"] = True
     return made
@@ -338,6 +341,8 @@ def error_from_problem(value: object, engine: str) -> LeaseholdError:
     if problem.get("done") is False:  # else the outcome is unknown, whatever the type says
         by_limit = kind in ("overloaded", "too-many") and retry_in is not None
         return (Overloaded if by_limit else NotSent)(text, engine=engine, retry_in=retry_in)
+    if problem.get("too_long") is True:
+        return ListingTooLong(text, engine=engine)
     return Unavailable(text, engine=engine, retry_in=retry_in, no_majority=problem.get("no_majority") is True)
 
 

@@ -30,9 +30,9 @@ from kazoo.retry import KazooRetry
 
 from leasehold.core.texts import server_text
 from leasehold.engines.zookeeper.connection import KazooConnection, KazooHandler
-from leasehold.engines.zookeeper.requests import Create2
+from leasehold.engines.zookeeper.requests import MAX_CHILDREN, Create2, TooManyChildren
 from leasehold.engines.zookeeper.url import ZookeeperUrl
-from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
+from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, ListingTooLong, Unavailable
 
 
 def _drop_requests(record: logging.LogRecord) -> bool:
@@ -116,6 +116,11 @@ def map_error(error: Exception) -> LeaseholdError | ZookeeperConnectionLost:
         )
     if isinstance(error, AuthFailedError | SASLException):
         return ConfigError("ZooKeeper refused the credentials of this URL")
+    if isinstance(error, TooManyChildren):
+        return ListingTooLong(
+            f"more than {MAX_CHILDREN:,} names, or waiters of one name, are in use: a client reads no more",
+            engine="zookeeper",
+        )
     name = type(error).__name__.removesuffix("Error")
     if isinstance(error, ZookeeperError):
         return Unavailable(f"ZooKeeper reported the error {name}", engine="zookeeper")
