@@ -16,7 +16,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import chain, repeat
 from typing import Final, NamedTuple
 
@@ -148,7 +148,8 @@ COMMON: Final = (
 )
 
 
-def _redis() -> Iterator[Answer]:
+def _redis(servers: int = 1) -> Iterator[Answer]:
+    """`servers`: that the client asks at once."""
     yield Answer("a billion elements", once(b"*1000000000\r\n"))
     yield Answer("four billion elements", once(b"*4294967295\r\n"))
     yield flood("deep nesting", b"*1\r\n")
@@ -159,21 +160,21 @@ def _redis() -> Iterator[Answer]:
     yield flood("wrong types", b"+OK\r\n$-1\r\n*-1\r\n*0\r\n:-5\r\n")
     yield Answer("truncated", once(b"*3\r\n:1\r\n$20\r\nabc"), hold=False)
     yield flood("error text", b"-ERR " + ESCAPES + b"\r\n")
-    yield many_items(_redis_items)
+    yield many_items(partial(_redis_items, 131_000 // servers, 20_000 if servers == 1 else 4_000))
 
 
-def _redis_items(data: bytes) -> bytes:
+def _redis_items(lists: int, page: int, data: bytes) -> bytes:
     """Names without end to SCAN, and a list of empty lists to all other commands."""
     out = []
     for command in re.findall(rb"\*\d+\r\n\$\d+\r\n([A-Za-z]+)\r\n", data):
         if command == b"SCAN":
             found = re.search(rb"lh1:\{([^:]*):", data)
             namespace, cursor = found[1] if found else b"", b"%d" % random.randrange(1, 10**9)
-            names = [b"lh1:{%b:7}:%b-%d" % (namespace, cursor, number) for number in range(20_000)]
+            names = [b"lh1:{%b:7}:%b-%d" % (namespace, cursor, number) for number in range(page)]
             listed = b"".join(b"$%d\r\n%b\r\n" % (len(name), name) for name in names)
             out.append(b"*2\r\n$%d\r\n%b\r\n*%d\r\n" % (len(cursor), cursor, len(names)) + listed)
         else:
-            out.append(b"*131000\r\n" + b"*0\r\n" * 131_000)
+            out.append(b"*%d\r\n" % lists + b"*0\r\n" * lists)
     return b"".join(out)
 
 
@@ -193,7 +194,7 @@ def _zookeeper() -> Iterator[Answer]:
 
     stat = struct.pack(">qqqqiiiqiiq", 1, 1, 1000, 1000, 0, 0, 0, 0, 5, 0, 1)
     claims = b"".join(frame(b"l-x-%064x-%010d" % (number, number)) for number in range(50_000))
-    null_texts = struct.pack(">i", 50_000) + b"\xff" * 200_000
+    null_texts = struct.pack(">i", 2_000_000) + b"\xff" * 8_000_000
     namespaces = [b""]
 
     def reply_with(children: bytes) -> Callable[[bytes], bytes]:
@@ -252,7 +253,7 @@ class _EtcdItems:
         self._value = b'{"id_hash":"' + b"ab" * 36 + b'",' + fields
         self._header = self._field(1, b"\x08\x01\x10\x02\x18\x03")
         self._txn = self._header + b"\x10\x01" + self._field(3, self._field(1, self._header)) * 4
-        keys = b"".join(self._field(2, self._kv(b"key", b"v" * 150)) for _ in range(19_500))
+        keys = b"".join(self._field(2, self._kv(b"key", b"v" * 150)) for _ in range(11_900))
         self._txn += self._field(3, self._field(1, self._header + keys))
 
     @staticmethod
@@ -471,7 +472,7 @@ def _wakeups(begin: bytes) -> Callable[[], Iterator[bytes]]:
 
 _OF_ENGINE: Final[dict[str, Callable[[], Iterator[Answer]]]] = {
     "redis": _redis,
-    "redlock": _redis,
+    "redlock": partial(_redis, servers=5),
     "zookeeper": _zookeeper,
     "etcd": _etcd,
     "postgresql": _postgresql,

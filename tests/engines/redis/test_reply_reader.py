@@ -133,3 +133,18 @@ def test_replies_of_a_queue_are_read_without_checking_each_part(monkeypatch) -> 
     message = b"*3\r\n$7\r\nmessage\r\n$7\r\nlh1:c:a\r\n$24\r\nreserved 0 key 0123456\r\n\r\n"
     replies = read_all(BoundedReader(), [busy, message + message, busy + message])
     assert len(replies) == 5
+
+
+@pytest.mark.parametrize("reply", [b"*%d\r\n", b"$%d\r\n"])
+def test_each_of_several_servers_may_send_its_share(reply) -> None:
+    limit = MAX_ELEMENTS if reply.startswith(b"*") else 8 << 20
+    read_all(BoundedReader(5), [reply % (limit // 5)])
+    with pytest.raises(hiredis.ProtocolError, match="too"):
+        read_all(BoundedReader(5), [reply % (limit // 5 + 1)])
+
+
+def test_strings_of_one_reply_are_counted_together() -> None:
+    half = b"$%d\r\n" % (4 << 20) + bytes(4 << 20) + b"\r\n"
+    read_all(BoundedReader(), [half, half, b"*3\r\n", half, half])
+    with pytest.raises(hiredis.ProtocolError, match="too long strings"):
+        read_all(BoundedReader(), [b"*3\r\n", half, half, b"$1\r\n"])

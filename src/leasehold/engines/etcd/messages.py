@@ -263,7 +263,7 @@ class RpcMethod(NamedTuple, Generic[M]):
     max_items: int = MAX_ITEMS
 
 
-TXN: Final = RpcMethod("/etcdserverpb.KV/Txn", TxnResponse, 4 << 20, 20_000)
+TXN: Final = RpcMethod("/etcdserverpb.KV/Txn", TxnResponse, 4 << 20, 12_000)
 RANGE: Final = RpcMethod("/etcdserverpb.KV/Range", RangeResponse, 4 << 20, 2 * MAX_PAGE)
 DELETE: Final = RpcMethod("/etcdserverpb.KV/DeleteRange", DeleteRangeResponse)
 LEASE_GRANT: Final = RpcMethod("/etcdserverpb.Lease/LeaseGrant", LeaseTtlResponse)

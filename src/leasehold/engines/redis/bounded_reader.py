@@ -17,7 +17,7 @@ from leasehold.core.texts import escape
 
 MAX_ELEMENTS: Final = 131_072  # of one reply, nested ones included: `inspect` of a queue with ten thousand waiters
 MAX_DEPTH: Final = 8  # lists within lists
-_MAX_STRING: Final = 1 << 26  # bytes that a string may announce; hiredis allocates them as they arrive
+_MAX_STRINGS: Final = 8 << 20  # bytes that the strings of a reply may have; hiredis allocates them as they arrive
 _MAX_LINE: Final = 65_536  # bytes of a status, an error or a number
 
 # Nearly every reply is an integer (a release), two (a renewal) or three (a grant). Complete ones need no check: they
@@ -39,9 +39,13 @@ _is_number: Final = re.compile(rb"-1|[0-9]{1,9}").fullmatch
 class BoundedReader:
     """A parser for `runtime.net`. Raises `hiredis.ProtocolError` for anything but acceptable replies."""
 
-    __slots__ = ("_elements_left", "_hiredis_feed", "_mid_reply", "_open_lists", "_string_left", "_unchecked", "gets")
+    __slots__ = (
+        *("_bytes_left", "_elements_left", "_hiredis_feed", "_max_bytes", "_max_elements", "_mid_reply", "_open_lists"),
+        *("_string_left", "_unchecked", "gets"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, servers: int = 1) -> None:
+        """`servers`: how many are asked at once, so that the replies of all are in memory."""
         reader = hiredis.Reader(replyError=_reply_error)
         self._hiredis_feed = reader.feed
         self.gets: Callable[[], Any] = reader.gets  # the next reply; False: it is not complete
@@ -49,7 +53,8 @@ class BoundedReader:
         self._unchecked = b""  # passed on unchecked: the begin of a header
         self._string_left = 0  # bytes that are missing of the current string
         self._open_lists: list[int] = []  # for each list around the next element: how many elements are missing
-        self._elements_left = MAX_ELEMENTS
+        self._elements_left = self._max_elements = MAX_ELEMENTS // servers
+        self._bytes_left = self._max_bytes = _MAX_STRINGS // servers
 
     def feed(self, data: bytes) -> None:
         if self._mid_reply or self._unchecked or (data != _RELEASED and not _are_usual(data)):
@@ -90,8 +95,9 @@ class BoundedReader:
             raise hiredis.ProtocolError(f"the server sent no Redis reply, but {(kind + rest)[:40]!r}")
         number = int(rest)
         if kind == b"$" and number >= 0:
-            if number > _MAX_STRING:
-                raise hiredis.ProtocolError(f"the server announced a string of {number} bytes")
+            self._bytes_left -= number
+            if self._bytes_left < 0:
+                raise hiredis.ProtocolError(f"the server announced a reply with too long strings ({number} bytes)")
             self._string_left = number + 2  # with its line end
         elif kind == b"*" and number > 0:
             self._elements_left -= number
@@ -107,7 +113,7 @@ class BoundedReader:
             if self._open_lists[-1]:
                 return
             self._open_lists.pop()
-        self._mid_reply, self._elements_left = False, MAX_ELEMENTS
+        self._mid_reply, self._elements_left, self._bytes_left = False, self._max_elements, self._max_bytes
 
 
 def _end_of_queue_reply(data: bytes, offset: int) -> int:

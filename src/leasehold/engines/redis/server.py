@@ -74,6 +74,7 @@ class RedisEndpoint:
     """Opens connections to one server. Shared by a client's engine instances and its listener."""
 
     handshake_commands: ClassVar[Sequence[tuple[str, ...]]] = SETTINGS_COMMANDS  # sent after the sign-in
+    servers_at_once = 1  # that a call is sent to: each may send its share of what the client keeps in memory
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class RedisEndpoint:
         return stream
 
     async def _connect(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
-        parser = BoundedReader()
+        parser = BoundedReader(self.servers_at_once)
         if runtime.blocking:
             return connect_blocking(self.address, self._tls, parser, runtime.now, deadline)
         return await connect_in_loop(self.address, self._tls, parser, runtime.now, deadline)

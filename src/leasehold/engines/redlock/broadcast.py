@@ -17,12 +17,11 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import hiredis
 
-from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.connections import SharedConnection
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.engines.redis.scripts import Script
 from leasehold.engines.redis.server import is_error_reply
-from leasehold.engines.redlock.node import RedlockNode, ignore_reply
+from leasehold.engines.redlock.node import RedlockNode, ignore_reply, new_reader
 from leasehold.engines.redlock.quorum import majority
 from leasehold.errors import ConfigError, LeaseholdError, Mismatch, Unavailable
 from leasehold.runtime.base import Runtime
@@ -223,7 +222,7 @@ class BlockingFanout:
         try:
             connections = self._idle.pop()
         except IndexError:
-            connections = ConnectionGroup(self._nodes, BoundedReader, self._runtime.now)
+            connections = ConnectionGroup(self._nodes, new_reader(self._nodes), self._runtime.now)
             self._connection_groups[id(connections)] = connections
         try:
             answers = connections.request_all(requests, count, policy)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from leasehold.core.listing import ListingBudget
 from leasehold.core.timing import WAITER_TTL
-from leasehold.engines.redis.protocol import decode_holdings, decode_scan, scan_pattern
+from leasehold.engines.redis.protocol import decode_holdings, decode_scan, scan_pattern, unexpected_reply
 from leasehold.engines.redis.server import encode_command
 from leasehold.engines.redlock import quorum
 from leasehold.engines.redlock.broadcast import Broadcaster, Packed, RoundResult
@@ -16,6 +16,7 @@ from leasehold.model import Holding
 from leasehold.runtime.net.blocking import RepliesTooLong
 
 _SCAN_COUNT: Final = 1000  # keys per SCAN
+_MAX_PAGE: Final = 4 * _SCAN_COUNT  # keys of one reply: a server adds those of one bucket of its hash table
 _BATCH: Final = 100  # names per round
 
 
@@ -66,7 +67,7 @@ class RedlockInspector:
         while calls:
             result = await self._broadcaster.run_round(None, calls, deadline, WAITER_TTL, self._has_majority)
             calls = {}
-            for node, (cursor, names) in result.decode_first(decode_scan).items():
+            for node, (cursor, names) in result.decode_first(_decode_page).items():
                 for found_namespace, name in names:
                     if found_namespace == namespace and name not in found:
                         budget.spend(name)
@@ -85,3 +86,10 @@ class RedlockInspector:
     def _require_majority(self, result: RoundResult) -> None:
         if len(result.replies) < self._broadcaster.quorum:
             raise self._broadcaster.no_majority_error(result, "could not inspect names")
+
+
+def _decode_page(reply: Any) -> tuple[bytes, list[tuple[str, str]]]:
+    """Refuses a long list before it is decoded: under asyncio no other task runs meanwhile."""
+    if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], list) and len(reply[1]) > _MAX_PAGE:
+        raise unexpected_reply()
+    return decode_scan(reply)

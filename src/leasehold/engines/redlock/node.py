@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from leasehold.core.timing import backoff
+from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.engines.redis.scripts import Script
 from leasehold.engines.redis.server import RedisEndpoint
@@ -79,6 +80,7 @@ class RedlockNode(RedisEndpoint):
     async def open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         stream = await super().open(runtime, deadline)
         if isinstance(stream, LoopStream):
+            stream.limit_batches(self.servers_at_once)
             for id_hash, release, call in self._missed_release_calls():
                 stream.post(call, deadline, partial(self._on_release_reply, id_hash, release))
         return stream
@@ -119,6 +121,11 @@ class RedlockNode(RedisEndpoint):
             )
             settings = settings._replace(appendonly=None)
         super()._log_settings(settings)
+
+
+def new_reader(nodes: Sequence[RedlockNode]) -> Callable[[], BoundedReader]:
+    """Makes the parser of a connection to one of the nodes."""
+    return partial(BoundedReader, len(nodes))
 
 
 def _parse_run_id(info: object) -> str:

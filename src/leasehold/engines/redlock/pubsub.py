@@ -16,12 +16,11 @@ from typing import Any, Final
 import hiredis
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, backoff
-from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
 from leasehold.engines.redis.server import encode_command
-from leasehold.engines.redlock.node import RedlockNode
+from leasehold.engines.redlock.node import RedlockNode, new_reader
 from leasehold.engines.redlock.quorum import majority
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.repeated_logs import log_once
@@ -112,7 +111,7 @@ class NodeSubscriptions(PubSubListener):
 
     async def _listen(self, runtime: Runtime, stop_flag: list[bool]) -> None:
         self._node_subscriptions = [_NodeSubscription() for _ in self._nodes]  # after an error, subscribe again
-        connections = self._node_connections = ConnectionGroup(self._nodes, BoundedReader, runtime.now)
+        connections = self._node_connections = ConnectionGroup(self._nodes, new_reader(self._nodes), runtime.now)
         try:
             while not stop_flag and (registry := self._registry_ref()) is not None:
                 now = runtime.now()
@@ -189,7 +188,7 @@ class NodeSubscriptions(PubSubListener):
     def _send_missed_releases(self, index: int, runtime: Runtime) -> None:
         """The node is back and has missed releases. A new connection sends them first, and other calls may not open one
         for long."""
-        connections = ConnectionGroup(self._nodes, BoundedReader, runtime.now)
+        connections = ConnectionGroup(self._nodes, new_reader(self._nodes), runtime.now)
         deadline = runtime.now() + self._call_timeout
         requests = FanoutRequests({index: encode_command("PING")})
         try:

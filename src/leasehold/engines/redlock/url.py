@@ -40,7 +40,7 @@ def parse_nodes(config: EngineConfig) -> tuple[RedlockNode, ...]:
         if address in addresses[:index]:
             raise ConfigError(f"this redlock:// URL names {address} twice: it would vote twice")
     for node in redlock_nodes:
-        node.peers = redlock_nodes
+        node.peers, node.servers_at_once = redlock_nodes, len(redlock_nodes)
     return redlock_nodes
 
 

@@ -39,7 +39,7 @@ class RepliesTooLong(ConnectionAbortedError):
     """Each reply to a batch may be acceptable, but not all at once: send fewer requests at a time."""
 
     def __init__(self) -> None:
-        super().__init__("the replies to one batch exceed 256 KiB")
+        super().__init__("the replies to one batch are too long")
 
 
 class SocketAddress(NamedTuple):

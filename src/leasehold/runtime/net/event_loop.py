@@ -54,6 +54,7 @@ class LoopStream(BaseConnection):
         self._waiting_to_write = False  # the kernel's buffer was full: the loop calls _flush when it has room
         self._error: BaseException | None = None  # what ended the connection
         self.usable = True  # False: send no new requests here
+        self._long_replies, self._max_batch = LONG_REPLIES, MAX_BATCH_SIZE
         sock.setblocking(False)
         self._loop.add_reader(sock, _read_if_alive, ref(self))
         self._finalizer = finalize(self, _close_socket, self._loop, sock)
@@ -66,6 +67,10 @@ class LoopStream(BaseConnection):
     def calls(self, data: bytes, count: int, deadline: float) -> asyncio.Future[list[Any]]:
         """Send many requests at once; await the result for all their replies."""
         return self._send_request(data, count, deadline)
+
+    def limit_batches(self, servers: int) -> None:
+        """So many servers are sent each batch, and the replies of all are in memory."""
+        self._long_replies, self._max_batch = 1, MAX_BATCH_SIZE // servers
 
     @property
     def open(self) -> bool:
@@ -148,9 +153,9 @@ class LoopStream(BaseConnection):
             raise ConnectionAbortedError("the server sent a reply without a request")
         pending = self._pending[0]
         if pending.count:
-            if len(pending.replies) < LONG_REPLIES:
+            if len(pending.replies) < self._long_replies:
                 pending.received_before = self._reply_reader.received
-            elif self._reply_reader.received - pending.received_before > MAX_BATCH_SIZE:
+            elif self._reply_reader.received - pending.received_before > self._max_batch:
                 raise RepliesTooLong
             pending.replies.append(reply)
             if len(pending.replies) < pending.count:

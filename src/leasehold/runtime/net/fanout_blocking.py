@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from weakref import finalize
 
 from leasehold.runtime.net.blocking import (
-    LONG_REPLIES,
     MAX_BATCH_SIZE,
     READ_SIZE,
     WOULD_BLOCK,
@@ -132,7 +131,7 @@ class MemoryTls:
 class NonblockingConnection(BaseConnection):
     """A connection to one server, from the first connection attempt on."""
 
-    def __init__(self, server: FanoutServer, parser: Parser) -> None:
+    def __init__(self, server: FanoutServer, parser: Parser, max_batch: int) -> None:
         self._server, self._reply_reader = server, ReplyReader(parser)
         self._targets = resolve_address(server.address)
         self._outgoing = b""  # not accepted by the kernel yet
@@ -140,7 +139,8 @@ class NonblockingConnection(BaseConnection):
         self._handshake_replies = 0
         self.replies: list[Any] = []
         self.expected_replies = 0  # to the last request; `replies` holds only those
-        self._received_before = 0  # bytes, when the last of the long replies was complete
+        self._max_batch = max_batch  # bytes of the replies behind the first one
+        self._received_before = 0  # bytes, when that was complete
         self.open = self.has_answered = False
         self._tls: MemoryTls | None = None  # once TLS has begun
         self._error: OSError = ConnectionRefusedError("the host has no address")
@@ -226,9 +226,10 @@ class NonblockingConnection(BaseConnection):
 
     def _read(self) -> None:
         self.replies += self._reply_reader.read_available(self._tls or self._sock)
-        if len(self.replies) <= LONG_REPLIES or not self.expected_replies:
+        wanted = self.expected_replies if self.open else self._handshake_replies
+        if not 1 < len(self.replies) <= wanted or not self.expected_replies:  # more than wanted is another error
             self._received_before = self._reply_reader.received
-        elif self._reply_reader.received - self._received_before > MAX_BATCH_SIZE:
+        elif self._reply_reader.received - self._received_before > self._max_batch:
             raise RepliesTooLong
         if not self.open and len(self.replies) >= self._handshake_replies:
             if len(self.replies) > self._handshake_replies:
@@ -364,7 +365,9 @@ class ConnectionGroup:
             answers[number] = error
 
     def _connect(self, number: int) -> NonblockingConnection:
-        connection = self._connections[number] = NonblockingConnection(self._servers[number], self._parser())
+        connection = self._connections[number] = NonblockingConnection(
+            self._servers[number], self._parser(), MAX_BATCH_SIZE // len(self._servers)
+        )
         self._server_by_fd[connection.fd] = number
         self._poll.register(connection.fd, connection.events)
         return connection
