@@ -464,7 +464,7 @@ def test_import_leasehold_loads_standard_library_only():
     assert loaded - _STANDARD == {"leasehold"}
 
 
-# What a program that only locks names, in blocking mode, does without. Loading all of it takes longer than the rest.
+# What a program that only locks names, in blocking mode, does without.
 NOT_FOR_LOCKS = {
     "asyncio",
     "concurrent.futures",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -435,6 +436,4 @@ def _check_label(what: str, text: str | None, max_length: int = 200) -> None:
 
 
 def default_holder() -> str:
-    from socket import gethostname  # only here: it would slow `import leasehold` down
-
-    return f"{gethostname()}:{os.getpid()}"
+    return f"{socket.gethostname()}:{os.getpid()}"
