@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from leasehold import AsyncClient, LeaseholdError, NotAcquired, Unavailable
+from leasehold.client.attempt_limit import MAX_ATTEMPTS
 from leasehold.core.timing import RESERVATION_TTL
 from leasehold.engines.memory import MemoryEngine
 from leasehold.engines.sql.fair_mutex import FairMutex
@@ -177,3 +178,36 @@ def test_waiters_far_behind_are_kept_by_heartbeats_and_rarely_attempt() -> None:
     finally:
         OneConnectionEngine.attempt = attempt
     assert crowd.outcomes == {"granted": 300}
+
+
+def test_refusals_are_answers_of_the_engine() -> None:
+    """Callers that wait to be sent do not give up while the engine refuses others."""
+    crowd = Crowd()
+    semaphore = crowd.client.semaphore("a", limit=3)
+    lease = crowd.world.run_until_complete(crowd.process.spawn(semaphore.acquire(), "semaphore"), 60)
+    crowd.finish([crowd.start("a") for _ in range(CALLERS)])
+    assert crowd.outcomes == {"Mismatch": CALLERS}
+    crowd.world.run_until_complete(crowd.process.spawn(lease.release(), "release"), 60)
+
+
+def test_callers_of_a_closed_client_end_with_its_calls_under_way() -> None:
+    crowd = Crowd()
+    tasks = [crowd.start(f"name {number}") for number in range(CALLERS)]
+    crowd.world.run(1.0)
+    crowd.finish([crowd.process.spawn(crowd.client.close(), "close"), *tasks])
+    assert set(crowd.outcomes) <= {"granted", "ConfigError"}
+    assert max(crowd.ended_at) < 1.0 + 2 * MAX_ATTEMPTS * SECONDS_PER_ATTEMPT
+
+
+def test_candidates_that_resign_before_they_were_sent_leave_room_for_others() -> None:
+    crowd = Crowd()
+    tasks = [crowd.start(f"name {number}") for number in range(MAX_ATTEMPTS)]
+    elections = [crowd.client.election(f"election {number}") for number in range(MAX_ATTEMPTS)]
+    ignore = lambda _term: crowd.process.sleep(0)  # noqa: E731
+    candidates = [crowd.process.spawn(election.serve(ignore, ignore), "candidate") for election in elections]
+    crowd.world.run(0.1)
+    for election in elections:
+        election.resign_nowait()
+    crowd.finish([*tasks, *candidates])
+    crowd.finish([crowd.start(f"name {number}") for number in range(CALLERS)])
+    assert crowd.outcomes == {"granted": MAX_ATTEMPTS + CALLERS}

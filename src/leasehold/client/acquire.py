@@ -13,7 +13,16 @@ from leasehold.config import check_required
 from leasehold.core import timing
 from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
-from leasehold.errors import NotAcquired, NotSent, Overloaded, Reentered, SelfDeadlock, Unavailable, describe_position
+from leasehold.errors import (
+    LeaseholdError,
+    NotAcquired,
+    NotSent,
+    Overloaded,
+    Reentered,
+    SelfDeadlock,
+    Unavailable,
+    describe_position,
+)
 from leasehold.model import NO_MIN_HOLD, Busy, Claim, Grant, Holder
 
 if TYPE_CHECKING:
@@ -169,16 +178,21 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 if options.require:
                     await core.check_traits(options.require, deadline if retries else timing.NEVER)
                 latest, answered = timing.NEVER, False
-                if not attempts.try_enter(claim.id_hash) and not request.is_next(claim, reply):
-                    latest = await request.wait_to_send(claim, deadline, retries)
-                    engine = request.get_engine()
                 try:
+                    if not attempts.try_enter(claim.id_hash) and not request.is_next(claim, reply):
+                        latest = await request.wait_to_send(claim, deadline, retries)
+                        engine = request.get_engine()
+                        if core.exiting:
+                            core.refuse_at_exit()
                     # Read before the request leaves (E8).
                     asked_at, connection_epoch, must_release = now(), core.registry.connection_epoch, True
                     latest = min(latest, timing.call_deadline(asked_at, call_timeout, claim.ttl))
                     if retries:
                         latest = timing.bounded_attempt(asked_at, latest, deadline)
                     reply, answered = await engine.attempt(claim, latest), True
+                except LeaseholdError as error:  # a refusal is an answer, too
+                    answered = not isinstance(error, Unavailable) or isinstance(error, Overloaded)
+                    raise
                 finally:
                     attempts.leave(claim.id_hash, answered=answered)
             except Unavailable as error:

@@ -27,10 +27,10 @@ MAX_ATTEMPTS: Final = 128
 
 
 class _Caller:
-    __slots__ = ("admitted", "id_hash", "signal")
+    __slots__ = ("admitted", "gave_up", "id_hash", "signal")
 
     def __init__(self, id_hash: str, signal: Signal) -> None:
-        self.id_hash, self.signal, self.admitted = id_hash, signal, False
+        self.id_hash, self.signal, self.admitted, self.gave_up = id_hash, signal, False, False
 
 
 class AttemptLimit:
@@ -54,12 +54,12 @@ class AttemptLimit:
 
     async def enter(self, id_hash: str, until: float) -> float:
         """Wait until the attempt may be sent, at most until this instant. Returns the time of the engine's last answer,
-        or of this call if that was later: `call_timeout` counts from there."""
+        or of this call if that was later: `call_timeout` counts from there. However this ends, `leave` must follow."""
         now, caller = self._runtime.now, _Caller(id_hash, self._runtime.signal())
         entered_at = now()
-        self._waiting.append(caller)
-        self._admit()
         try:
+            self._waiting.append(caller)
+            self._admit()
             while True:
                 since = max(entered_at, self._answered_at)
                 left = min(since + self._call_timeout, until) - now()
@@ -71,9 +71,9 @@ class AttemptLimit:
                     return since
                 await caller.signal.wait(left)
         except BaseException:
+            caller.gave_up = True  # first: another thread may be about to admit it
             with suppress(ValueError):
                 self._waiting.remove(caller)
-            self.leave(id_hash, answered=False)
             raise
 
     def _refusal(self, silent: bool) -> str:
@@ -98,5 +98,8 @@ class AttemptLimit:
             except IndexError:  # another thread was faster
                 return
             self._under_way.add(caller.id_hash)
+            if caller.gave_up:  # since `popleft`, in another thread: its `leave` may have come before `add`
+                self._under_way.discard(caller.id_hash)
+                continue
             caller.admitted = True
             caller.signal.set()
