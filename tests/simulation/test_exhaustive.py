@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from leasehold import AsyncClient, LeaseholdError
+from leasehold.client import attempt_limit
 from leasehold.runtime.simulated import Process
 from leasehold.testing.exhaustive import Scenario, awaits_with_messages, every_await_cancelled, every_message_lost
 
@@ -66,6 +67,46 @@ def test_lock_scenario_survives_every_cancelled_await() -> None:
 
 def test_lock_scenario_survives_every_lost_message() -> None:
     assert every_message_lost(Locks) > 150
+
+
+class ManyCallers(Locks):
+    """Each client may have one attempt under way, and has other callers besides the worker."""
+
+    async def work(self, number: int, client: AsyncClient, process: Process) -> None:
+        others = [process.spawn(self._contend(client, process), f"caller {each}") for each in range(2)]
+        await super().work(number, client, process)
+        for other in others:
+            await other.join()
+
+    async def _contend(self, client: AsyncClient, process: Process) -> None:
+        for round_ in range(6):
+            try:
+                async with client.lock("x" if round_ % 2 else "w", ttl=TTL, wait=20):
+                    await process.sleep(0.1)
+            except LeaseholdError:
+                continue  # the client reported the fault
+
+    def run(self) -> None:
+        super().run()
+        for client in self.clients:
+            assert not client._core.attempts._under_way
+            assert not client._core.attempts._waiting
+
+
+@pytest.fixture
+def _one_attempt_at_a_time(monkeypatch) -> None:
+    monkeypatch.setattr(attempt_limit, "MAX_ATTEMPTS", 1)
+
+
+@pytest.mark.usefixtures("_one_attempt_at_a_time")
+def test_callers_that_wait_to_be_sent_survive_every_cancelled_await() -> None:
+    assert every_await_cancelled(ManyCallers) > 100
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("_one_attempt_at_a_time", "untraced")
+def test_callers_that_wait_to_be_sent_survive_every_lost_message() -> None:
+    assert every_message_lost(ManyCallers) > 150
 
 
 @pytest.mark.extended
