@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections import Counter
 
 import pytest
 
@@ -41,10 +42,10 @@ def test_pairs_start_when_due_and_are_timed_from_then(monkeypatch):
         return await LoadGenerator(engine, "").run_step(100.0, 0.2, asyncio.get_running_loop().time())
 
     result = asyncio.run(run())
-    assert (result.due, len(result.micros), result.errors) == (20, 20, {})
-    # The last one was due 190 ms after the first, and all ended after that.
-    slowest_first = enumerate(sorted(result.micros, reverse=True))
-    assert all(micros + 10_000 * number >= 190_000 for number, micros in slowest_first)
+    micros = sorted(Counter(result.latencies).elements(), reverse=True)
+    assert (result.due, len(micros), result.errors) == (20, 20, {})
+    # The last one was due 190 ms after the first, and all ended after that. Latencies are rounded.
+    assert all(1.004 * each + 10_000 * number >= 190_000 for number, each in enumerate(micros))
 
 
 @pytest.mark.extended  # the pair must begin within a second
@@ -60,7 +61,7 @@ def test_late_pair_is_finished_but_does_not_count(monkeypatch):
         return await generator.run_step(1.0, 1.0, asyncio.get_running_loop().time()), generator
 
     result, generator = asyncio.run(run())
-    assert (result.due, result.micros, result.errors) == (1, [], {})
+    assert (result.due, result.latencies, result.errors) == (1, {}, {})
     assert len(generator._free) == 1
 
 
@@ -85,11 +86,29 @@ def test_name_of_failed_pair_is_not_used_again(monkeypatch):
 
 
 def test_pair_that_is_not_done_in_time_counts_as_slowest():
-    results = [StepResult(100, [1000] * 96, {"Unavailable: gone": 2}, 0.5), StepResult(100, [2000] * 100, {}, 0.7)]
+    results = [StepResult(100, {1000: 96}, {"Unavailable: gone": 2}, 0.5), StepResult(100, {2000: 100}, {}, 0.7)]
     step = summarize(100.0, 2.0, results, MachineTimes(0, 0, 0), MachineTimes(1000, 400, 100))
     assert (step.p50, step.p95, step.p99) == (2.0, 2.0, 3000.0)
     assert (step.done, step.errors, step.error) == (98.0, 0.01, "Unavailable: gone")
     assert (step.client_cpu, step.machine_cpu, step.disk_wait) == (0.7, 0.6, 0.1)
+
+
+def test_step_keeps_few_latencies_however_many_pairs_it_has():
+    result, expected = StepResult(10_000), [1_000 + 70 * number for number in range(10_000)]
+    for micros in expected:
+        result.add(micros)
+    assert len(result.latencies) < 1_300
+    kept = sorted(Counter(result.latencies).elements())
+    assert all(abs(kept - micros) <= 0.004 * micros for kept, micros in zip(kept, expected, strict=True))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 4, 5, 8, 9])
+def test_percentiles_of_rounded_latencies_are_those_of_the_list(rank):
+    micros = [10, 10, 20, 30, 30, 30, 40, 50, 50, 60]
+    result = StepResult(10, dict(Counter(micros)))
+    step = summarize(1.0, 10.0, [StepResult(10, {1: rank}), result], None, None)
+    listed = sorted([1] * rank + micros)
+    assert [step.p50, step.p95] == [(listed[index] / 1000 if index < len(listed) else 11_000) for index in (10, 19)]
 
 
 def test_bench_until_breaks_names_the_breaking_point_and_draws_it(shell, tmp_path):

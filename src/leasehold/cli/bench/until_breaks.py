@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from leasehold.cli.bench import load_worker, plot
@@ -116,7 +118,10 @@ def summarize(
     before: MachineTimes | None,
     after: MachineTimes | None,
 ) -> Step:
-    millis = sorted(micros / 1000 for result in results for micros in result.micros)
+    latencies = Counter[int]()
+    for result in results:
+        latencies.update(result.latencies)
+    ascending = sorted(latencies)
     errors = sum((Counter(result.errors) for result in results), Counter[str]())
     due = max(1, sum(result.due for result in results))
     machine_cpu = disk_wait = None
@@ -126,13 +131,16 @@ def summarize(
         disk_wait = (after.disk_wait - before.disk_wait) / ticks
     # A pair that failed or was not done in time has no latency. Those count as slower than every other.
     longest = 1000 * (seconds + load_worker.GRACE)
+    ranks = list(accumulate(latencies[micros] for micros in ascending))
     p50, p95, p99 = (
-        millis[index] if (index := min(int(due * share), due - 1)) < len(millis) else longest
+        ascending[index] / 1000
+        if (index := bisect_right(ranks, min(int(due * share), due - 1))) < len(ascending)
+        else longest
         for share in (0.5, 0.95, 0.99)
     )
     return Step(
         rate=rate,
-        done=rate * len(millis) / due,
+        done=rate * latencies.total() / due,
         p50=p50,
         p95=p95,
         p99=p99,
