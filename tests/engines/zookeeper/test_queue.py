@@ -22,6 +22,30 @@ def test_queue_is_ordered_by_sequence_and_skips_foreign_nodes():
     assert [node.sequence for node in queue.nodes] == [3, 7, 11]
 
 
+def test_node_is_found_by_its_name_and_no_other_name_is():
+    names = [node_name(number) for number in (7, 3, 11)]
+    queue = NodeQueue(names)
+    assert [queue.index(name) for name in names] == [1, 0, 2]
+    assert [queue.index(name) for name in (node_name(5), node_name(12), node_name(7, mode="r"), "base", "")] == [
+        None
+    ] * 5
+
+
+def test_reading_a_queue_again_parses_only_names_that_are_new():
+    """A claim of ten thousand that join or leave one by one reads the names of all the others."""
+    names = [node_name(number, mode="r") for number in range(1_000)]
+    NodeQueue(names[:-1])
+    parsed_before = nodes._parse.cache_info().misses
+    assert len(NodeQueue(names).nodes) == 1_000
+    assert nodes._parse.cache_info().misses == parsed_before + 1
+
+
+def test_long_names_of_other_programs_are_not_kept():
+    kept = nodes._parse.cache_info().currsize
+    assert NodeQueue(["x" * 1_000, f"l-x-{'a' * 1_000}-0000000001"]).nodes[0].sequence == 1
+    assert nodes._parse.cache_info().currsize == kept
+
+
 def holder_sequences(*names: str) -> list[int]:
     return [node.sequence for node in NodeQueue(names).holders]
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from leasehold.core.lock_state import describe_kind
@@ -26,6 +28,7 @@ ROOT: Final = f"/{FORMAT}"
 TOKEN_BASE: Final = f"{ROOT}/base"  # added to every token; the nodes of names have a colon, so they cannot collide
 TOKEN_BOUND: Final = 2**53  # every token is lower, so that every language can represent it exactly
 _encode_json: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder each time
+_MAX_CACHED_LENGTH: Final = 100  # other programs may have made nodes with names of a megabyte
 _NODE_NAME: Final = re.compile(r"(l|s[1-9][0-9]{0,9})-(x|r)-([0-9a-f]+)-([0-9]{10})")
 
 
@@ -53,6 +56,12 @@ def name_prefix(claim: Claim) -> str:
 
 
 def parse_name(name: str) -> ClaimNode | None:
+    return _parse(name) if len(name) <= _MAX_CACHED_LENGTH else _parse.__wrapped__(name)
+
+
+# Each claim that joins or is woken reads the names of all that wait, and most of them were read before.
+@lru_cache(maxsize=16_384)
+def _parse(name: str) -> ClaimNode | None:
     match = _NODE_NAME.fullmatch(name)
     return ClaimNode(int(match[4]), name, match[1], match[2], match[3]) if match else None
 
@@ -71,13 +80,13 @@ class NodeQueue:
         if not self.nodes:
             return 0
         first = self.nodes[0]
+        if (first.kind, first.mode) == ("l", "x"):
+            return 1
         same_kind_end = next(
             (index for index, node in enumerate(self.nodes) if node.kind != first.kind), len(self.nodes)
         )
         if first.kind != "l":
             return min(same_kind_end, first.kind_and_limit[1])
-        if first.mode == "x":
-            return 1
         return next((index for index, node in enumerate(self.nodes[:same_kind_end]) if node.mode == "x"), same_kind_end)
 
     @property
@@ -88,7 +97,10 @@ class NodeQueue:
         return [node for node in self.nodes if node.id_hash == id_hash]
 
     def index(self, name: str) -> int | None:
-        return next((index for index, node in enumerate(self.nodes) if node.name == name), None)
+        if (node := parse_name(name)) is None:
+            return None
+        index = bisect_left(self.nodes, node)
+        return index if index < len(self.nodes) and self.nodes[index] == node else None
 
     def holds(self, index: int) -> bool:
         return index < self._holder_count

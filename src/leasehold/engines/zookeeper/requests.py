@@ -70,10 +70,16 @@ def _read_children(reply: bytes, offset: int, max_count: int) -> tuple[list[str]
     count, offset = _read_int(reply, offset)
     if not 0 <= count <= max_count:
         raise TooManyChildren(f"the server announced {count} children")
-    children = []
-    for _ in range(count):
-        child, offset = _read_text(reply, offset)
-        children.append(child)
+    children, unpack, end = [], int_struct.unpack_from, len(reply)
+    try:
+        for _ in range(count):  # without calls of functions here: there may be ten thousand, and each claim reads them
+            (size,), offset = unpack(reply, offset), offset + int_struct.size
+            if not 0 <= size <= end - offset:
+                raise ValueError(f"a text of {size} bytes")
+            children.append(reply[offset : offset + size].decode())
+            offset += size
+    except struct.error as error:
+        raise ValueError("truncated") from error
     return children, offset
 
 
