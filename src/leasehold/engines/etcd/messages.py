@@ -5,6 +5,9 @@ Unknown fields, which later versions of etcd may add, are skipped as the format 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
+from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 M = TypeVar("M")
@@ -238,10 +241,14 @@ _SCHEMAS: Final[dict[type[Any], tuple[tuple[int, FieldType | list[FieldType]], .
     EmptyMessage: ((1, ResponseHeader),),
 }
 
-# The same for decoding, by field number: index in the class, type, and whether the field is repeated.
+# The same for decoding, by tag, which is number and wire type: index in the class, type, and whether it is repeated.
 _FIELDS: Final = {
     message_type: {
-        number: (index, each[0] if isinstance(each, list) else each, isinstance(each, list))
+        number << 3 | (0 if each in (INT, [INT]) else 2): (
+            index,
+            each[0] if isinstance(each, list) else each,
+            isinstance(each, list),
+        )
         for index, (number, each) in enumerate(schema)
     }
     for message_type, schema in _SCHEMAS.items()
@@ -280,25 +287,31 @@ AUTHENTICATE: Final = RpcMethod("/etcdserverpb.Auth/Authenticate", AuthenticateR
 
 def encode(message: tuple[Any, ...]) -> bytes:
     out: list[bytes] = []
-    for value, (int_tag, bytes_tag, repeated) in zip(message, _TAGS[type(message)], strict=True):
+    for value, field in zip(message, _TAGS[type(message)], strict=True):
         if not value:  # protocol buffers leave out zero, empty and absent fields
             continue
+        tag, field_type, repeated = field
         for item in value if repeated else (value,):
-            if isinstance(item, int):
-                out += int_tag, _varint(item)
+            if field_type is INT:
+                out += tag, _ONE_BYTE_VARINTS[item] if 0 < item < 128 else _varint(item)
                 continue
-            part = item if isinstance(item, bytes) else item.encode() if isinstance(item, str) else encode(item)
+            if field_type is BYTES:
+                part = item
+            elif field_type is RangeRequest:
+                part = _encode_range(item)
+            else:
+                part = item.encode() if field_type is TEXT else encode(item)
             size = len(part)
-            out += bytes_tag, _ONE_BYTE_VARINTS[size] if size < 128 else _varint(size), part
+            out += tag, _ONE_BYTE_VARINTS[size] if size < 128 else _varint(size), part
     return b"".join(out)
 
 
+_encode_range: Final = lru_cache(256)(encode)  # every transaction of a lock reads the same ranges
 _ONE_BYTE_VARINTS: Final = [bytes([value]) for value in range(128)]
 
 
+@lru_cache(256)  # a lease's id is in all requests for its keys
 def _varint(value: int) -> bytes:
-    if 0 <= value < 128:
-        return _ONE_BYTE_VARINTS[value]
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 127:
@@ -308,10 +321,10 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-# For encoding: the tag for an integer, the tag for bytes, and whether the field is repeated.
+# For encoding: tag, type, and whether the field is repeated.
 _TAGS: Final = {
-    message_type: [(_varint(number << 3), _varint(number << 3 | 2), isinstance(each, list)) for number, each in schema]
-    for message_type, schema in _SCHEMAS.items()
+    message_type: [(_varint(tag), field_type, repeated) for tag, (_, field_type, repeated) in fields.items()]
+    for message_type, fields in _FIELDS.items()
 }
 
 
@@ -331,62 +344,64 @@ def _decode_message(message_type: type[Any], data: bytes, offset: int, end: int,
     needs up to 300 bytes for a message, and 4 for a byte of text, so a reply is counted before it is decoded.
 
     All in one function: with a function call per field, decoding took half of the CPU time of passing a lock on."""
-    schema, fields = _FIELDS[message_type], _DEFAULTS[message_type].copy()
+    known, fields = _FIELDS[message_type], _DEFAULTS[message_type].copy()
     while offset < end:
         tag, offset = data[offset], offset + 1
         if tag > 127:
             tag, offset = _read_varint(data, offset - 1)
-        value: Any
-        wire_type, (index, field_type, repeated) = tag & 7, schema.get(tag >> 3, _UNKNOWN_FIELD)
-        if wire_type == 0:
-            value, offset = data[offset], offset + 1
-            if value > 127:
-                value, offset = _read_varint(data, offset - 1)
-            fits, stop = field_type is INT, offset
-        else:
-            size, offset = _read_length(data, offset, wire_type)
-            stop = offset + size
-            fits = wire_type == 2 and field_type is not INT
-        if stop > end or stop < offset:
-            raise MalformedReply("truncated field")
-        if index is None:
-            if tag < 8:
-                raise MalformedReply("field number 0")
-            offset = stop
+        if tag not in known:
+            offset = _skip_field(tag, known, data, offset, end)
             continue
-        if not fits:
-            raise MalformedReply("a field has the wrong wire type")
-        if wire_type:
-            if isinstance(field_type, type):
+        value: Any
+        index, field_type, repeated = known[tag]
+        value, offset = data[offset], offset + 1  # an integer, or the size of what follows
+        if value > 127:
+            value, offset = _read_varint(data, offset - 1)
+        if field_type is not INT:
+            begin, offset = offset, offset + value
+            if not begin <= offset <= end:
+                raise MalformedReply("truncated field")
+            if field_type is BYTES:
+                value = data[begin:offset]
+            elif isinstance(field_type, type):
                 items_left[0] -= 1
                 if items_left[0] < 0:
                     raise MalformedReply("too many items")
-                value = _decode_message(field_type, data, offset, stop, items_left)
+                value = _decode_message(field_type, data, begin, offset, items_left)
             else:
-                value = data[offset:stop] if field_type is BYTES else _decode_text(data[offset:stop], items_left)
-            offset = stop
+                value = _decode_text(data[begin:offset], items_left)
         if not repeated:
             fields[index] = value
         elif fields[index]:
             fields[index].append(value)
         else:
             fields[index] = [value]
+    if offset > end:
+        raise MalformedReply("truncated field")
     for index in _REPEATED[message_type]:
         fields[index] = tuple(fields[index])
     return tuple.__new__(message_type, fields)
 
 
-_UNKNOWN_FIELD: Final[tuple[None, str, bool]] = (None, "", False)
-
-
-def _read_length(data: bytes, offset: int, wire_type: int) -> tuple[int, int]:
-    """The length of a field that is not a varint, and where its content begins."""
-    if wire_type == 2:
-        size = data[offset]
-        return (size, offset + 1) if size < 128 else _read_varint(data, offset)
-    if wire_type in (1, 5):
-        return (8 if wire_type == 1 else 4), offset
-    raise MalformedReply("unknown wire type")
+def _skip_field(tag: int, known: Container[int], data: bytes, offset: int, end: int) -> int:
+    """The end of a field that this version of the engine does not know."""
+    number, wire_type = tag >> 3, tag & 7
+    if wire_type == 0:
+        _, stop = _read_varint(data, offset)
+    elif wire_type == 2:
+        size, offset = _read_varint(data, offset)
+        stop = offset + size
+    elif wire_type in (1, 5):
+        stop = offset + (8 if wire_type == 1 else 4)
+    else:
+        raise MalformedReply("unknown wire type")
+    if not offset <= stop <= end:
+        raise MalformedReply("truncated field")
+    if number == 0:
+        raise MalformedReply("field number 0")
+    if number << 3 in known or number << 3 | 2 in known:
+        raise MalformedReply("a field has the wrong wire type")
+    return stop
 
 
 def _decode_text(value: bytes, items_left: list[int]) -> str:
@@ -399,12 +414,20 @@ def _decode_text(value: bytes, items_left: list[int]) -> str:
         raise MalformedReply("a string is not valid UTF-8") from error
 
 
+_match_varint: Final = re.compile(rb"[\x80-\xff]{0,9}[\x00-\x7f]").match
+
+
 def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
+    found = _match_varint(data, offset)
+    if found is None:
+        raise MalformedReply("truncated integer" if len(data) < offset + 10 else "integer too long")
+    return _decode_varint(found[0]), found.end()
+
+
+@lru_cache(256)  # the ids of cluster, member and lease are in nearly every reply
+def _decode_varint(encoded: bytes) -> int:
     value = 0
-    for shift in range(0, 70, 7):
-        byte, offset = data[offset], offset + 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            value &= (1 << 64) - 1
-            return (value - (1 << 64) if value >> 63 else value), offset
-    raise MalformedReply("integer too long")
+    for byte in reversed(encoded):
+        value = value << 7 | byte & 127
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
