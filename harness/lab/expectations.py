@@ -55,13 +55,12 @@ _ETCD_CLOCK: Final = NotApplicable("no clock that can step decides anything, and
 
 _REDIS_RESTART: Final = V("**That a restart keeps a grant**, unless every commit is logged: see the settings below.")
 _REDIS_FAILOVER: Final = V(
-    "Replication is asynchronous: if a replica is promoted that does not have the last write, two clients may hold the "
-    "name."
+    "Replication is asynchronous: if the promoted replica does not have the last write, two clients may hold the name."
 )
 _REDIS_SPLIT: Final = V(
     "A client cut off with it may be granted a name there while another client is granted it at the new primary."
 )
-_REDIS_CLOCK: Final = V("a forward jump expires leases early, even ones their holders still consider valid")
+_REDIS_CLOCK: Final = V("a forward jump expires leases early, even leases that their holders still trust")
 _SQL_CLOCK: Final = V("A step forward expires them early, and two clients may hold the name")
 _REDLOCK_CLOCK: Final = V(
     "If the clocks of a majority jump ahead, or run faster than drift allows (1 %), a second holder may be admitted "

@@ -163,4 +163,4 @@ class Traits:
     resizable: bool = True  # the limit of a semaphore can be changed while it is in use (set_limit)
     min_ttl: float = 0.0  # the engine raises a shorter ttl to this
     ttl_step: float = 0.0  # the engine rounds a ttl up to a multiple of this; 0: it does not round
-    survives: Literal["nothing", "restart", "minority"]
+    survives: Literal["nothing", "restart", "minority"]  # what its grants and tokens survive
