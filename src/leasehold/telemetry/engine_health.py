@@ -112,7 +112,7 @@ class EngineHealth:
         if leader is not None:
             if self._leader is not None and leader != self._leader:
                 self._leader_changes += 1
-                _log.info("the leader of %s is now %s, before %s", self._config.scheme, leader, self._leader)
+                _log.info("the leader of %s is now %s; it was %s before", self._config.scheme, leader, self._leader)
             self._leader = leader
         self._findings |= {(each.member, finding.setting) for each in found.members for finding in each.findings}
         if not self._closed:

@@ -139,7 +139,7 @@ ALERTS: Final = (
         f"leasehold:errors:ratio5m > {ERRORS_CRITICAL} and on (engine) leasehold:acquires:rate5m > 0.2",
         "{{ $value | humanizePercentage }} of acquires on {{ $labels.engine }} end in an error",
         "Busy names are not counted here: these callers got no answer, or an error. Outcome `unavailable` of "
-        "leasehold_acquires_total: see LeaseholdEngineDown. Outcome `error`: the class is in the log; mostly Mismatch "
+        "leasehold_acquires_total: see LeaseholdEngineDown. Outcome `error`: the class is in the log; usually Mismatch "
         "(one name, two kinds of lock) or missing rights, so look at the newest release of the caller.",
     ),
     Alert(
@@ -185,8 +185,8 @@ ALERTS: Final = (
         "10m",
         f"leasehold:renew_margin:p05 < {RENEW_MARGIN}",
         "one renewal in twenty on {{ $labels.engine }} is confirmed with less than a third of the ttl left",
-        "Two thirds are healthy. This comes before losses. Either renewals are slow (leasehold_renew_seconds), or the "
-        "process starts them late (too little CPU). Raise the ttl for now.",
+        "Two thirds are healthy. If the margin shrinks further, leases are lost. Either renewals are slow "
+        "(leasehold_renew_seconds), or the process starts them late (too little CPU). Raise the ttl for now.",
     ),
     Alert(
         "LeaseholdRenewalsFailing",
@@ -203,8 +203,9 @@ ALERTS: Final = (
         "10m",
         f"leasehold:wait_seconds:p99 > {WAIT_P99}",
         "p99 of waits for {{ $labels.group }} is {{ $value | humanizeDuration }}",
-        "`leasehold ls` shows the holders and the queue. Remedies, in this order: hold for a shorter time, lock less "
-        "(orders/42 instead of orders), a semaphore or a read lock, no lock at all (once, optimistic updates).",
+        "`leasehold ls` shows the holders and the queue. Remedies, in this order: hold for a shorter time, lock "
+        "narrower names (orders/42 instead of orders), a semaphore or a read lock, no lock at all (once, optimistic "
+        "updates).",
     ),
     Alert(
         "LeaseholdContention",
@@ -262,7 +263,7 @@ ALERTS: Final = (
         "only {{ $value | humanizePercentage }} of status queries to {{ $labels.instance }} are answered from its "
         "cache",
         "Callers ask with `fresh=1`, or --picture-max-age is too short for how often they ask. Grants never use this "
-        "cache: it costs the engine work, and no correctness.",
+        "cache: a miss costs the engine work, and nothing else.",
     ),
     Alert(
         "LeaseholdQuorumAtRisk",
@@ -317,7 +318,7 @@ ALERTS: Final = (
         "10m",
         "leasehold_engine_unsafe_settings > 0",
         "{{ $labels.member }}: {{ $labels.setting }} weakens what {{ $labels.engine }} promises",
-        "`leasehold doctor` says what is lost by this setting, and what to set instead.",
+        "`leasehold doctor` says what the setting puts at risk, and what to set instead.",
     ),
     Alert(
         "LeaseholdBreakerOpen",
@@ -334,8 +335,8 @@ ALERTS: Final = (
         "5m",
         'sum by (instance, reason) (rate(leasehold_server_shed_total{reason!="draining"}[5m])) > 0',
         "{{ $labels.instance }} refuses requests: {{ $labels.reason }}",
-        "Acquires are refused first, renewals and releases last. Add a server: servers share the engine. If one "
-        "client is the cause, lower its limit.",
+        "Acquires are refused first, then lists, then releases; renewals never. Add a server: servers share "
+        "the engine. If one client is the cause, lower its limit.",
     ),
     Alert(
         "LeaseholdAuditFailing",
@@ -352,7 +353,7 @@ ALERTS: Final = (
         "0s",
         "sum by (engine, namespace) (increase(leasehold_breaks_total[5m])) > 0",
         "an operator broke a lock in {{ $labels.namespace }}",
-        "`leasehold audit show --action break` shows who, which and why. For your information.",
+        "`leasehold audit show --action break` shows who broke which lock, and why. There is nothing to do.",
     ),
     Alert(
         "LeaseholdPictureOld",
