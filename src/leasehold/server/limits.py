@@ -94,7 +94,7 @@ class Limits:
                 async with asyncio.timeout(seconds):
                     await turns.acquire()
             except TimeoutError:
-                detail = f"other lists of {who} take all the time that it has at this server: retry"
+                detail = f"{who} may have {MAX_LISTS} lists in progress at this server, and others were ahead: retry"
                 raise self._refuse("lists_per_key", TooMany(detail)) from None
             try:
                 yield

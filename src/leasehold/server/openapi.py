@@ -19,7 +19,7 @@ _LOCAL = "1: what this server knows, without its peers."
 _PARAMETERS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "/v1/locks": [
         ("namespace", {"type": "string", "default": ""}, "The namespace of the names."),
-        ("prefix", {"type": "string", "default": ""}, "Only names that begin with it."),
+        ("prefix", {"type": "string", "default": ""}, "Only names that begin with this prefix."),
         ("name", {"type": "string"}, "Only this name; not together with prefix."),
         ("limit", {"type": "integer", "minimum": 1, "default": schemas.MAX_HOLDINGS}, "Holdings of one page."),
         ("cursor", {"type": "string"}, "The `cursor` of the page before."),
@@ -27,8 +27,8 @@ _PARAMETERS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     ],
     "/v1/owners": [
         ("namespace", {"type": "string", "default": ""}, "The namespace of the names."),
-        ("prefix", {"type": "string", "default": ""}, "Only names that begin with it."),
-        ("limit", {"type": "integer", "minimum": 1}, "So many at most, those gone quiet first. Left out: all."),
+        ("prefix", {"type": "string", "default": ""}, "Only names that begin with this prefix."),
+        ("limit", {"type": "integer", "minimum": 1}, "At most this many, those gone quiet first. Left out: all."),
         ("local", _FLAG, _LOCAL),
     ],
     "/v1/history": [
@@ -37,9 +37,9 @@ _PARAMETERS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ("local", _FLAG, _LOCAL),
     ],
     "/v1/incidents": [
-        ("namespace", {"type": "string"}, "Only of this namespace. Left out, without prefix: of all."),
-        ("prefix", {"type": "string", "default": ""}, "Only of names that begin with it."),
-        ("limit", {"type": "integer", "minimum": 1, "default": schemas.MAX_HOLDINGS}, "So many at most."),
+        ("namespace", {"type": "string"}, "Only this namespace. Left out, without prefix: all namespaces."),
+        ("prefix", {"type": "string", "default": ""}, "Only names that begin with this prefix."),
+        ("limit", {"type": "integer", "minimum": 1, "default": schemas.MAX_HOLDINGS}, "At most this many."),
         ("local", _FLAG, _LOCAL),
     ],
     "/v1/stats": [
@@ -49,7 +49,7 @@ _PARAMETERS: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     ],
     "/v1/events": [
         ("namespace", {"type": "string", "default": ""}, "The namespace of the names."),
-        ("prefix", {"type": "string", "default": ""}, "Only names that begin with it."),
+        ("prefix", {"type": "string", "default": ""}, "Only names that begin with this prefix."),
     ],
 }
 _TEXT = {"schema": {"type": "string"}}

@@ -267,7 +267,7 @@ class Pictures:
         try:
             self.on_taken(snapshot)
         except Exception as error:
-            _log.error("a new picture could not be evaluated; it is shown", exc_info=error)
+            _log.error("a new picture could not be evaluated; it is shown all the same", exc_info=error)
 
     def _shown(self, entry: _Entry, result: Result, failure: LeaseholdError | None = None) -> Picture:
         age = self._age(entry)

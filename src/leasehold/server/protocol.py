@@ -218,7 +218,7 @@ class Protocol(HttpToolsProtocol):
         if self._body_bytes > self._body_limit:
             self._problem = self._too_large(self._body_limit)
         elif not self._connection.has_room(len(body)):
-            self._problem = Overloaded("the bodies of other requests use up the memory for them: retry")
+            self._problem = Overloaded("other requests use all of this server's memory for bodies: retry")
         if self._problem is not None:
             raise self._problem
         if not self.cycle.response_complete:  # else the body is dropped
@@ -270,7 +270,9 @@ class Protocol(HttpToolsProtocol):
     def _browser_problem(self, found: dict[bytes, bytes]) -> Problem | None:
         host = found.get(b"host", b"").decode("latin-1").lower()
         if self._rules.hosts is not None and _without_port(host) not in self._rules.hosts:
-            return Problem("forbidden", 403, "this server without authentication is reached as localhost only")
+            return Problem(
+                "forbidden", 403, "this server has no authentication, so it answers only requests to localhost"
+            )
         origin = found.get(b"origin")
         is_link = self.parser.get_method() == b"GET" and found.get(b"sec-fetch-mode") == b"navigate"
         is_own = found.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin") or is_link

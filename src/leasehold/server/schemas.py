@@ -129,7 +129,7 @@ class RefusalBody(Body):
     seen: Annotated[Token | None, Meta(description="The highest token that the fence had seen.")] = None
     fence: Annotated[FenceKind | None, Meta(description="What kind of fence it was.")] = None
     holder: Annotated[Label, Meta(description="Who sent the token, display only.")] | None = None
-    reason: Annotated[str, Meta(max_length=500, description="What the fence protects, or said.")] = ""
+    reason: Annotated[str, Meta(max_length=500, description="What the fence protects, or its message.")] = ""
 
 
 class Noted(Struct):

@@ -294,7 +294,7 @@ class Service:
         if not claim.id:
             raise invalid("an attempt needs the claim's id")
         if self._waits_for_another_name(claim):
-            raise invalid("this id waits for another name: make a new one for each acquire")
+            raise invalid("this id waits for another name: make a new id for each acquire")
         traits, missing = self.engine.traits, []
         if claim.mode == "shared" and not traits.shared:
             missing.append("shared")

@@ -82,12 +82,14 @@ class Settings:
                 "its own: use one worker, or another engine"
             )
         if self.demo and self.workers > 1:
-            raise ConfigError("demo cannot be combined with workers: each of them would make the traffic of a demo")
+            raise ConfigError(
+                "demo cannot be combined with workers: each worker would generate traffic of its own; use one worker"
+            )
         if self.audit_required and self.audit_file is None:
             raise ConfigError("audit.required needs audit.file: name the file, or leave audit.required out")
         if self.no_auth and self.authenticates:
             raise ConfigError(
-                "no_auth cannot be combined with auth.keys or tls.client_ca: leave out the one that is not meant"
+                "no_auth cannot be combined with auth.keys or tls.client_ca: remove no_auth or the other one"
             )
         public = [address for address in self.listen if not is_local(address)]
         if public and not self.authenticates and not self.no_auth:
