@@ -55,14 +55,14 @@ HAVE: Final = ("postgresql", "mysql", "redis", "etcd", "zookeeper", "nothing")
 TOOLS: Final[Mapping[str, Tool]] = {
     "row": Tool(
         "your database, without a lock",
-        "it decides in one atomic step: a unique constraint against a second insert; against an old value an update "
-        "that compares a version, or SELECT ... FOR UPDATE",
+        "it decides in one atomic step: a unique constraint prevents a second insert; an update that compares a "
+        "version, or SELECT ... FOR UPDATE, prevents a write from an old value",
         "UPDATE orders SET state = 'paid', version = version + 1 WHERE id = 42 AND version = 7",
         "how-to/optimistic-updates",
     ),
     "message": Tool(
         "an idempotency key, without a lock",
-        "a record per message says that it was handled; written in your own transaction, it is exact",
+        "a record per message says that the message was handled; written in your own transaction, it is exact",
         'client.once(f"payment/{message_id}", charge)',
         "how-to/run-once",
     ),
@@ -108,7 +108,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
     ),
     "leader": Tool(
         "an election",
-        "a lock that is held for long, with observers; the leader stops when it can no longer be sure",
+        "a lock that is held for a long time, with observers; the leader stops when it can no longer be sure",
         'with client.election("scheduler").lead() as lease: ...',
         "how-to/leader-election",
         engine=True,
@@ -123,7 +123,8 @@ TOOLS: Final[Mapping[str, Tool]] = {
     ),
     "steps": Tool(
         "a saga: a record per step, and a lock around all of them",
-        "the records say what was done and what must be undone, the lock who goes on; a lock alone knows neither",
+        "the records say what was done and what must be undone, and the lock decides who continues; a lock alone knows "
+        "neither",
         'client.once(f"saga/{order}/charge", charge, order, keep=None)',
         "how-to/saga",
         engine=True,

@@ -58,7 +58,11 @@ leasehold bench URL --until-breaks --plot load.svg
     "--step", help=f"--until-breaks: how long to offer each load, at most {MAX_STEP:g}. Default: {STEP:g}."
 )
 @click.option(
-    "--plot", "plot_file", type=click.File("w", lazy=False), metavar="FILE", help="--until-breaks: draw it as SVG."
+    "--plot",
+    "plot_file",
+    type=click.File("w", lazy=False),
+    metavar="FILE",
+    help="--until-breaks: draw the result as SVG.",
 )
 @pass_console
 def bench(
@@ -80,13 +84,14 @@ def bench(
     repeated.
 
     With --until-breaks, client processes acquire and release different names at a rate that doubles with each step,
-    until p99 is above the limit, more than 0.1 % of the pairs fail, or the pairs fall behind; then it narrows down
-    the limit and says which resource ran out. Each pair starts when it is due, whether or not the engine has answered
-    the ones before (an open loop), and its time counts from then. Ctrl-C ends it at any time, and releases everything.
+    until p99 is above the limit, more than 0.1 % of the pairs fail, or the pairs fall behind; then the command narrows
+    down the limit and says which resource ran out. Each pair starts when it is due, whether or not the engine has
+    answered the ones before (an open loop), and its time counts from then. Ctrl-C ends it at any time, and releases
+    everything.
 
-    It needs only the engine. It uses the namespace leasehold-bench, which is empty again at the end. It puts load on
-    the server for some seconds, and with --until-breaks as much as the server can take for a minute, so be careful with
-    a server in production.
+    This command uses the namespace leasehold-bench, which is empty again at the end. It puts load on the server for
+    some seconds, and with --until-breaks as much as the server can take for a minute, so be careful with a server in
+    production.
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """
