@@ -231,7 +231,7 @@ def read_file(path: str, most: int) -> bytes:
     with opened(path) as fd, open(fd, "rb", closefd=False) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise ConfigError(f"{path} has more than {most} bytes: it is not the file that is meant")
+        raise ConfigError(f"{path} has more than {most} bytes, too many for such a file: name another file")
     return content
 
 

@@ -99,8 +99,8 @@ async def _release_on_commit(lease: BaseLease, connection: object) -> None:
         raise await _refusal(lease)
     if answer == "isolation":
         raise ConfigError(
-            "on PostgreSQL a commit releases a lease in READ COMMITTED alone: at a higher isolation level it would "
-            "fail if the lease was renewed meanwhile; use transaction.check, and release the lease after the commit"
+            "on PostgreSQL release_on_commit needs READ COMMITTED: at a higher isolation level the commit would fail "
+            "if the lease was renewed meanwhile; use transaction.check, and release the lease after the commit"
         )
     raise ConfigError(_NO_TRANSACTION.format(consequence="the lease would end at once"))
 

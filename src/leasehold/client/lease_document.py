@@ -193,10 +193,10 @@ async def hand_over(lease: BaseLease) -> str:
     if claim.process_bound:
         raise ConfigError(
             f"{lease.name} cannot be handed over, because its grant may end with this process: build the lock with "
-            'require={"outlives"}, which engines refuse that cannot do it'
+            'require={"outlives"}; an engine that cannot do this refuses such a lock'
         )
     if lease._depth > 1:
-        raise ConfigError(f"{lease.name} is entered {lease._depth} times: hand it over where it was entered first")
+        raise ConfigError(f"{lease.name} is entered {lease._depth} times: hand it over in the outermost block")
     runtime, engine = core.runtime, core.engine()
     secret, id_hash = make_claim_id(runtime.owner_id(), runtime.random_bytes(16).hex())
     ticket = Ticket(_ticket_name(claim.name, id_hash[:16]), secret)

@@ -166,7 +166,7 @@ class BaseSchedule:
         if not self._is_possible(number, now):
             ahead = self.ticks.time_of(number) - now
             _log.warning(
-                "%s is recorded as completed for the next %.0f seconds, by a clock that was wrong; ignoring that",
+                "%s is recorded as completed for the next %.0f seconds, so a clock was wrong; ignoring that record",
                 self.name,
                 ahead,
             )

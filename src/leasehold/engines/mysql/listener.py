@@ -34,7 +34,7 @@ _Seen: TypeAlias = "frozenset[tuple[str | None, ...]]"
 
 class MyListener(listener.SqlListener):
     _not_direct = "a proxy in between hands calls to other sessions; pass listen=no"
-    _other_server = "calls are sent to another server"
+    _other_server = "a proxy in between sends calls to another server; pass listen=no"
 
     def __init__(self, options: MyOptions, registry: ClaimRegistry, runtime: Runtime) -> None:
         super().__init__(registry, runtime, ENGINE, enabled=options.listen and options.procedures)

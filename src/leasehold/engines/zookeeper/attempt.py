@@ -306,7 +306,8 @@ class ZookeeperAttempt:
                 session.draining.pop(parent, None)
             elif names and not NodeQueue(names).nodes:
                 raise ConfigError(
-                    f"{parent} is out of sequence numbers; delete nodes in it that are not ours to have it recreated"
+                    f"{parent} is out of sequence numbers; delete the nodes in it that are not ours, so that it is "
+                    "recreated"
                 )
             elif names:
                 return Busy(_DRAIN_POLL_INTERVAL)

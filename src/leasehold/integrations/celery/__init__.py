@@ -303,7 +303,7 @@ class _Policy:
         except NotAcquired as busy:
             return busy
         except Unavailable as error:
-            _log.warning("%s is sent without a look at the queue: %s", name, error)
+            _log.warning("%s is sent without a check for duplicates in the queue: %s", name, error)
             return None
 
     @staticmethod
@@ -318,7 +318,7 @@ class _Policy:
         try:
             run_sync(lease_document.release(self.client(app)._core, lease_document.load(document)))
         except (ConfigError, Unavailable) as error:
-            _log.warning("a place in the queue stays taken until it expires: %s", error)
+            _log.warning("could not free a task's place in the queue, so it stays taken until it expires: %s", error)
 
 
 def _is_bound(task: Any) -> bool:

@@ -141,7 +141,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
             if isinstance(error.__context__, OperationalError | OSError):
                 _log.warning("%s is sent again in %.0f s: %s", entry.name, _PAUSE, error)
                 return False
-            _log.exception("%s cannot be sent, and this tick is left out", entry.name)
+            _log.exception("%s could not be sent; this tick is skipped", entry.name)
         return True
 
     def _task_id(self, entry: beat.ScheduleEntry) -> str:
