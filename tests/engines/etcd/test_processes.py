@@ -115,9 +115,9 @@ def test_collected_client_leaves_no_thread(url, eventually) -> None:
     eventually(lambda: gc.collect() is not None and not names())
 
 
-@pytest.mark.parametrize("name", ["leasehold-etcd", "leasehold-etcd-watch", "leasehold-look-up"])
+@pytest.mark.parametrize("name", ["leasehold-etcd", "leasehold-etcd-watch"])
 def test_client_survives_a_thread_that_cannot_be_started(url, monkeypatch, start_waiter, name) -> None:
-    """Without its reader or look-up thread, the client raises Unavailable. Without its watch thread, waiters poll."""
+    """Without its reader thread, the client raises Unavailable. Without its watch thread, waiters poll."""
     with Client(url.replace("127.0.0.1", "localhost"), call_timeout=2) as client:
         original, limit = Threads.start_thread, [True]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import threading
 import time
 
@@ -29,6 +30,31 @@ def url_with_slow_node(nodes):
     proxy.watch = lambda _from_client, _data: time.sleep(0.05)  # pause: the network's
     yield nodes.url.replace(f":{nodes.all[1].port}", f":{proxy.port}")
     proxy.close()
+
+
+# ----------------------------------------------------------- without an address
+
+
+def test_silent_name_server_of_two_of_five_nodes_delays_no_lock(nodes, monkeypatch) -> None:
+    original, end = socket.getaddrinfo, threading.Event()
+
+    def getaddrinfo(host, *args, **kwargs):
+        return end.wait(120) and [] if str(host).endswith(".example") else original(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    url = nodes.url
+    for number in (0, 2):
+        url = url.replace(f"127.0.0.1:{nodes.all[number].port}", f"node{number}.example:{nodes.all[number].port}")
+    assert url.count(".example") == 2
+    with Client(url, call_timeout=60) as client:
+        for _ in range(3):
+            began = time.monotonic()
+            lease = client.lock("job", ttl=30).acquire()
+            check_elapsed(began, 2, "the majority decides, as if these nodes were silent")
+            lease.renew()
+            assert not end.is_set()
+            lease.release()
+        end.set()
 
 
 # ---------------------------------------------------------------------- killed

@@ -6,9 +6,7 @@ etcds://host1,host2?ca=ca.pem&cert=client.pem&key=client.key
 
 from __future__ import annotations
 
-import socket
 import ssl
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
@@ -19,6 +17,7 @@ from leasehold.engines.etcd.queue import key_root
 from leasehold.engines.tls import check_readable, client_context
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
+from leasehold.runtime.net import host_names
 
 _DEFAULT_PORT: Final = 2379
 
@@ -77,30 +76,8 @@ def _parse_endpoint(text: str) -> Endpoint:
 
 
 async def resolve(host: str, runtime: Runtime, deadline: float) -> list[str]:
-    """The IP addresses of a host. Runs on a thread of its own: `getaddrinfo` has no timeout, and can block for long on
-    a network that drops packets. Raises OSError."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError):
-            socket.inet_pton(family, host)
-            return [host]
-    result: list[list[str] | OSError] = []
-    signal = runtime.signal()
-
-    async def resolve_blocking(_: Runtime) -> None:
-        try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            result.append(list(dict.fromkeys(str(each[4][0]) for each in found)))
-        except (OSError, UnicodeError) as error:
-            result.append(OSError(None, f"cannot find the host's address: {getattr(error, 'strerror', None) or error}"))
-        signal.set()
-
+    """The IP addresses of a host. Raises OSError."""
     try:
-        runtime.start_thread(resolve_blocking, "leasehold-look-up")
-    except RuntimeError as error:
-        raise OSError(None, str(error)) from error
-    await signal.wait(deadline - runtime.now())
-    if not result:
-        raise TimeoutError("the host's address was not found in time")
-    if isinstance(result[0], OSError):
-        raise result[0]
-    return result[0]
+        return await host_names.resolve(host, runtime, deadline)
+    except OSError as error:
+        raise OSError(None, f"cannot find the host's address: {error.strerror}") from error

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
+from leasehold.runtime.net.host_names import Target, resolve_blocking
 from leasehold.runtime.polling import POLLIN, UNIX, new_poll
 
 READ_SIZE: Final = 65_536
@@ -275,12 +276,12 @@ class SocketStream(BaseConnection):
 def connect_blocking(
     address: SocketAddress, tls: ssl.SSLContext | None, parser: Parser, clock: Clock, deadline: float
 ) -> SocketStream:
-    """Connect, on the caller's thread. The system resolves the host name, without a deadline."""
+    """Connect, on the caller's thread."""
     return SocketStream(connect_socket(address, tls, clock, deadline), parser, clock)
 
 
 def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Clock, deadline: float) -> socket.socket:
-    candidates = resolve_address(address)
+    candidates = resolve_address(address, deadline - clock())
     error: OSError = ConnectionRefusedError("the host has no address")
     for number, (family, target) in enumerate(candidates):
         left = deadline - clock()
@@ -321,15 +322,9 @@ def shake_hands(sock: ssl.SSLSocket, seconds: float) -> None:
         timer.cancel()
 
 
-def resolve_address(address: SocketAddress) -> list[tuple[int, Any]]:
-    """The family and address of each way to reach the host. OSError: there is none."""
-    if address.path:
-        return [(UNIX, address.path)]
-    try:
-        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a label that is empty or too long
-        raise OSError(f"not a valid host name: {error}") from error
-    return [(info[0], info[4]) for info in infos]
+def resolve_address(address: SocketAddress, seconds: float) -> list[Target]:
+    """The family and address of each way to reach the host. OSError: there is none, or none was found in time."""
+    return [(UNIX, address.path)] if address.path else resolve_blocking(address.host, address.port, seconds)
 
 
 def _redirect_to_devnull(descriptor: int) -> None:

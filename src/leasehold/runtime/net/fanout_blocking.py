@@ -29,8 +29,8 @@ from leasehold.runtime.net.blocking import (
     RepliesTooLong,
     ReplyReader,
     SocketAddress,
-    resolve_address,
 )
+from leasehold.runtime.net.host_names import LookUp, Target, start_look_up
 from leasehold.runtime.polling import POLLIN, POLLOUT, UNIX, new_poll
 
 _LONGEST_POLL: Final = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
@@ -133,7 +133,8 @@ class NonblockingConnection(BaseConnection):
 
     def __init__(self, server: FanoutServer, parser: Parser, max_batch: int) -> None:
         self._server, self._reply_reader = server, ReplyReader(parser)
-        self._targets = resolve_address(server.address)
+        self._targets: list[Target] = [(UNIX, server.address.path)]
+        self._look_up: LookUp | None = None  # not answered yet
         self._outgoing = b""  # not accepted by the kernel yet
         self._first_request = b""  # to be sent once the connection is open
         self._handshake_replies = 0
@@ -145,7 +146,7 @@ class NonblockingConnection(BaseConnection):
         self._tls: MemoryTls | None = None  # once TLS has begun
         self._error: OSError = ConnectionRefusedError("the host has no address")
         self._current_socket: list[socket.socket] = []  # for the finaliser, if the connection is dropped without close
-        self._sock = self._start_connecting()
+        self._sock = self._start_connecting() if server.address.path else self._start_look_up()
         finalize(self, _close_all, self._current_socket).atexit = False
 
     @property
@@ -154,7 +155,7 @@ class NonblockingConnection(BaseConnection):
 
     @property
     def events(self) -> int:
-        connecting = not self.open and not self._handshake_replies and self._tls is None
+        connecting = not self.open and not self._handshake_replies and self._tls is None and self._look_up is None
         return POLLOUT if connecting else POLLIN | (POLLOUT if self._outgoing else 0)
 
     @property
@@ -178,6 +179,20 @@ class NonblockingConnection(BaseConnection):
         if self.open or self._handshake_replies:
             self._read()
 
+    def _start_look_up(self) -> socket.socket:
+        """A socket that becomes readable once the name of the server has been looked up; if it has been, one that
+        connects."""
+        host, port = self._server.address.host, self._server.address.port
+        look_up = start_look_up(host)
+        if look_up.done:
+            self._targets = look_up.targets(port)
+            return self._start_connecting()
+        self._look_up = look_up
+        sock, done = socket.socketpair()
+        self._current_socket[:] = [sock]
+        look_up.when_done(done.close)
+        return sock
+
     def _start_connecting(self) -> socket.socket:
         """Start connecting to the next address of the server."""
         while self._targets:
@@ -197,6 +212,11 @@ class NonblockingConnection(BaseConnection):
         raise self._error
 
     def _continue_connecting(self) -> None:
+        if self._look_up is not None:
+            self._sock.close()
+            self._targets, self._look_up = self._look_up.targets(self._server.address.port), None
+            self._sock = self._start_connecting()
+            return
         if self._tls is None:
             if number := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._error = OSError(number, os.strerror(number))

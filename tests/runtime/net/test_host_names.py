@@ -1,0 +1,107 @@
+"""Host names are looked up by a deadline, on one thread for each name."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from leasehold.runtime.net import host_names
+from leasehold.runtime.net.host_names import resolve_blocking, start_look_up
+
+
+class NameServer:
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.may_answer = threading.Event()
+
+    def getaddrinfo(self, host, port, **_):
+        self.asked.append(host)
+        if host.endswith(".example"):
+            self.may_answer.wait(60)
+        if host == "unknown.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        if host == "a..example":
+            raise UnicodeError("label empty")
+        return [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 3)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
+
+
+@pytest.fixture
+def names(monkeypatch) -> Iterator[NameServer]:
+    server = NameServer()
+    monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
+    yield server
+    server.may_answer.set()
+
+
+def test_address_gets_the_port_and_keeps_its_scope(names) -> None:
+    names.may_answer.set()
+    found = resolve_blocking("a.example", 80, 60)
+    assert found == [(socket.AF_INET6, ("::1", 80, 0, 3)), (socket.AF_INET, ("127.0.0.1", 80))]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_ip_address_needs_no_thread(names, monkeypatch, address) -> None:
+    monkeypatch.setattr(threading.Thread, "start", None)
+    assert resolve_blocking(address, 80, 0)
+
+
+def test_callers_that_give_up_share_one_look_up(names) -> None:
+    for _ in range(5):
+        with pytest.raises(socket.gaierror, match="in time"):
+            resolve_blocking("a.example", 80, 0.01)
+    assert names.asked == ["a.example"]
+    late = start_look_up("a.example")
+    done = threading.Event()
+    late.when_done(done.set)
+    names.may_answer.set()
+    assert done.wait(60)
+    assert late.targets(80)
+
+
+@pytest.mark.parametrize("host", ["unknown.example", "a..example"])
+def test_error_is_raised_to_each_caller_as_its_own(names, host) -> None:
+    names.may_answer.set()
+    look_up = start_look_up(host)
+    done = threading.Event()
+    look_up.when_done(done.set)
+    assert done.wait(60)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"not known|label empty") as caught:
+            look_up.targets(80)
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+
+
+def test_very_many_names_start_a_bounded_number_of_threads(names, monkeypatch) -> None:
+    monkeypatch.setattr(host_names, "_MAX_LOOK_UPS", 3)
+    for number in range(3):
+        start_look_up(f"many{number}.example")
+    with pytest.raises(socket.gaierror, match="too many"):
+        start_look_up("many3.example")
+    assert resolve_blocking("127.0.0.1", 80, 60)
+
+
+def test_name_is_looked_up_by_the_caller_if_no_thread_can_be_started(names, monkeypatch) -> None:
+    """At the end of the interpreter, when releases are sent."""
+
+    def start(_) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert resolve_blocking("localhost", 80, 60)
+
+
+def test_forked_child_does_not_wait_for_a_look_up_of_its_parent(names) -> None:
+    start_look_up("a.example")
+    child = os.fork()
+    if not child:
+        names.may_answer.set()
+        os._exit(0 if resolve_blocking("a.example", 80, 30) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
