@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from leasehold import log_lines
@@ -41,9 +41,10 @@ _REPORT_INTERVAL: Final = 60.0
 _MAX_LATE_GRANTS = 3  # an engine slower than the ttl stays slow: retrying for ever would only load it
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class AcquireRequest(Generic[L]):
-    """One call to acquire a lock, and what the loop below needs of that lock."""
+    """One call to acquire a lock, and what the loop below needs of that lock. What only a claim that waits needs is an
+    attribute of the class until then: nearly every call is granted at once."""
 
     lock: BaseLock[Any]
     claim: Claim  # after a late grant or an unanswered attempt, one with another id
@@ -51,10 +52,10 @@ class AcquireRequest(Generic[L]):
     wait: float | None
     waiting_deadlocks: bool  # the same thread or task already holds the name: granted at once or never
     get_engine: Callable[[], Engine]  # raises to end the wait, as when the client is closed
-    waited: bool = False  # the claim had to wait in the queue
-    position: int | None = None  # when it joined the queue
-    answered: bool = False  # the engine answered at least once
-    reports: int = 0  # lines logged while it waits
+    waited: bool = field(default=False, init=False)  # the claim had to wait in the queue
+    position: int | None = field(default=None, init=False)  # when it joined the queue
+    answered: bool = field(default=False, init=False)  # the engine answered at least once
+    reports: int = field(default=0, init=False)  # lines logged while it waits
 
     def may_run(self, error: Unavailable) -> bool:
         """Whether the caller may go on without a grant. Never after an answer: the name was held by another claim, or
@@ -177,16 +178,18 @@ async def acquire(request: AcquireRequest[L]) -> L:
             try:
                 if options.require:
                     await core.check_traits(options.require, deadline if retries else timing.NEVER)
-                latest, answered = timing.NEVER, False
+                admitted_until, answered = timing.NEVER, False
                 try:
                     if not attempts.try_enter(claim.id_hash) and not request.is_next(claim, reply):
-                        latest = await request.wait_to_send(claim, deadline, retries)
+                        admitted_until = await request.wait_to_send(claim, deadline, retries)
                         engine = request.get_engine()
                         if core.exiting:
                             core.refuse_at_exit()
                     # Read before the request leaves (E8).
                     asked_at, connection_epoch, must_release = now(), core.registry.connection_epoch, True
-                    latest = min(latest, timing.call_deadline(asked_at, call_timeout, claim.ttl))
+                    latest = timing.call_deadline(asked_at, call_timeout, claim.ttl)
+                    if admitted_until < latest:
+                        latest = admitted_until
                     if retries:
                         latest = timing.bounded_attempt(asked_at, latest, deadline)
                     reply, answered = await engine.attempt(claim, latest), True

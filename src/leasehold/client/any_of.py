@@ -68,7 +68,7 @@ class _MemberSignal:
         return False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _MemberRequest(AcquireRequest[L]):
     """The request of one name. Its waiter gets the member's signal."""
 

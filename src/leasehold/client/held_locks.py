@@ -100,15 +100,12 @@ class HeldLocks:
         own_key = (self._runtime.owner(), name)
         with self._mutex:
             held_locks = self._held.get(own_key)
-            if (
-                held_locks is not None
-                and len(held_locks) == 1
-                and held_locks[0].lock is lock
-                and held_locks[0].frame == frame
-            ):
-                popped.append(held_locks[0])
-                del self._held[own_key]  # the common case
-                return held_locks[0]
+            if held_locks is not None and len(held_locks) == 1:
+                only = held_locks[0]
+                if only.lock is lock and only.frame == frame:  # the common case
+                    popped.append(only)
+                    del self._held[own_key]
+                    return only
             # All names of this thread or task: the lock may be one of a pool (`any_of`).
             own_keys = [key for key in self._held if key[0] is own_key[0]]
             held_lock = self._find_newest(

@@ -95,6 +95,7 @@ class BaseLease:
         "_renewal_claim",
         "_renewal_entry_id",
         "_renewal_failed",
+        "_reports_release",
         "_signals",
         "_strict",
         "_token",
@@ -126,6 +127,7 @@ class BaseLease:
         self._final_state: LeaseState | None = None
         self._lost_reason: Reason | None = None
         self._renewal_failed = self._renewal_attempted = self._release_started = False
+        self._reports_release = False  # whether its grant was reported, to a hook or to the log at DEBUG
         self._release_on_commit = False  # a transaction of the caller releases it, if it commits
         self._depth = 1
         # Its newest entries in the watchdog's heaps; older ones are void.
@@ -379,9 +381,11 @@ class BaseLease:
             return self._end_unguaranteed(held_lock)
         core, id_hash = self._core, self._claim.id_hash
         now = core.runtime.now()
-        lost_reason = self._lost_reason_at(now)  # decided before anything is sent
-        if lost_reason is not None:
-            self._end_lost(lost_reason)
+        lost_reason = None  # decided before anything is sent
+        if self._final_state is not None or now >= self._validity.valid_until:
+            lost_reason = self._lost_reason_at(now)
+            if lost_reason is not None:
+                self._end_lost(lost_reason)
         try:
             with core.mutex:
                 if held_lock is not None:
@@ -413,7 +417,7 @@ class BaseLease:
             core.in_flight.discard(id_hash)
         if answered and not ended and lost_reason is None:
             self._on_missing_grant(ended)
-        if core.reports() and self._final_state is RELEASED:
+        if self._reports_release and self._final_state is RELEASED:
             core.emit("released", self._claim, self._token, self._grant_asked_at, self.slot)
         return bool(ended) and lost_reason is None
 

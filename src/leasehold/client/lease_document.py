@@ -274,7 +274,7 @@ async def take_over(core: ClientCore, lease_type: type[L], text: str) -> L:
             raise
     finally:
         core.in_flight.discard(id_hash)
-    left = lease._left(lease._validity, runtime.now())
+    left, lease._reports_release = lease._left(lease._validity, runtime.now()), True
     core.emit("granted", claim, claim.token, asked_at, lease.slot, False, life, left, reason="taken over")
     return lease
 

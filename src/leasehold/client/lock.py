@@ -227,6 +227,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
     def _report_granted(self, lease: L, request: AcquireRequest[L]) -> None:
         emit, claim, validity = self._core.emit, lease._claim, lease._validity
         began, waited, position = request.began, request.waited, request.position
+        lease._reports_release = True
         if waited:
             emit("waited", claim, lease.token, began, lease.slot, True, position=position)
         now = self._core.runtime.now()

@@ -114,8 +114,10 @@ class Threads:
 
     def blocked_task(self) -> object:
         asyncio = sys.modules.get("asyncio")  # a program that has not imported it runs no event loop
-        loop = None if asyncio is None else asyncio._get_running_loop()
-        return None if asyncio is None or loop is None else asyncio.current_task(loop) or loop
+        if asyncio is None or (loop := asyncio._get_running_loop()) is None:
+            return None
+        task: object = asyncio.current_task(loop)
+        return task or loop
 
     def owner_id(self) -> str:
         return _owner.id
