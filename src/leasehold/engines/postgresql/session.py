@@ -133,8 +133,12 @@ class PgSession(SqlSession):
         if found := self._take_notifications():  # received with an earlier reply
             return found
         try:
-            await self._runtime.wait_fd(self.relay.server.fileno(), seconds)
-            self._receive()
+            if not self.relay.has_unread():  # libpq reads TLS record by record, and an earlier reply ended with one
+                await self._runtime.wait_fd(self.relay.server.fileno(), seconds)
+                self.relay.receive()
+                self._pg.consume_input()
+            while self.relay.has_unread():
+                self._pg.consume_input()
         except psycopg.Error as error:
             raise ConnectionResetError(server_text(error)) from error
         found = self._take_notifications()
@@ -203,9 +207,13 @@ class PgSession(SqlSession):
             while pg.is_busy():
                 if received and now() >= deadline:  # a server may send without end
                     raise no_answer(deadline - began)
+                if received and self.relay.has_unread():  # asked only of a reply in several pieces
+                    pg.consume_input()
+                    continue
                 if not await wait_fd(self.relay.server.fileno(), deadline - now()):
                     raise no_answer(deadline - began)
-                self._receive()
+                self.relay.receive()
+                pg.consume_input()
                 received = True
             result = pg.get_result()
             if (result is None and not pipelined) or (result is not None and result.status == _SYNC):
@@ -226,13 +234,6 @@ class PgSession(SqlSession):
                 "PostgreSQL: no synchronous standby confirmed the commit; a failover may lose it", engine=ENGINE
             )
         return last
-
-    def _receive(self) -> None:
-        """Let libpq read some of what has arrived."""
-        self.relay.receive()
-        self._pg.consume_input()
-        while self.relay.has_unread():
-            self._pg.consume_input()
 
     def _on_notice(self, notice: pq.abc.PGresult) -> None:
         """Detect a commit whose wait for a synchronous standby was cancelled: it succeeds, with a warning."""
