@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 import threading
+import types
 
 import pytest
 
@@ -335,6 +337,13 @@ def test_blocking_lock_refuses_second_task_of_a_loop(bench, reentrant) -> None:
     assert isinstance(second, SelfDeadlock)
     assert "AsyncClient" in str(second)
     assert "reentrant" not in str(second)
+
+
+def test_lock_is_entered_while_another_thread_imports_asyncio(bench, monkeypatch) -> None:
+    client = bench.client()
+    monkeypatch.setitem(sys.modules, "asyncio", types.ModuleType("asyncio"))  # as it is until the import ends
+    with client.lock("a", reentrant=True) as outer, client.lock("a", reentrant=True) as inner:
+        assert inner is outer
 
 
 def test_reentrant_blocking_lock_works_within_one_task(bench) -> None:

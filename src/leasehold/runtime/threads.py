@@ -113,8 +113,10 @@ class Threads:
         return _owner.key
 
     def blocked_task(self) -> object:
-        asyncio = sys.modules.get("asyncio")  # a program that has not imported it runs no event loop
-        if asyncio is None or (loop := asyncio._get_running_loop()) is None:
+        # A program that has not imported asyncio, or whose other thread is just doing so, runs no event loop.
+        asyncio = sys.modules.get("asyncio")
+        running_loop = getattr(asyncio, "_get_running_loop", None)
+        if asyncio is None or running_loop is None or (loop := running_loop()) is None:
             return None
         task: object = asyncio.current_task(loop)
         return task or loop
