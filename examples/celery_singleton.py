@@ -39,7 +39,7 @@ def show() -> None:
         worker.terminate()
         worker.wait()
     overlaps = sum(first[0] == next_[0] and first[2] > next_[1] for first, next_ in pairwise(runs))
-    print(len(runs), "imports,", overlaps, "of them at the same time as another one of their account")
+    print(len(runs), "imports,", overlaps, "of them at the same time as another import of their account")
     if overlaps:
         raise SystemExit(1)
 

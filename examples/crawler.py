@@ -12,7 +12,7 @@ most: Counter[str] = Counter()
 
 
 async def fetch(site: str, page: int) -> None:
-    """Stands for a request, and counts how many a site has at once."""
+    """Simulate a request, and count how many a site has at once."""
     open_requests[site] += 1
     most[site] = max(most[site], open_requests[site])
     await asyncio.sleep(0.02 + page % 3 / 100)
@@ -34,7 +34,7 @@ async def main() -> None:
     for site in SITES:
         print(f"{site}: at most {most[site]} requests at once")
     if max(most.values()) > 2:
-        raise SystemExit("a site was asked too often")
+        raise SystemExit("a site had too many requests at once")
 
 
 asyncio.run(main())

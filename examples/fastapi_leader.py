@@ -1,4 +1,4 @@
-"""Two servers with the same FastAPI application: one runs the background job, and the other one takes over."""
+"""Two servers with the same FastAPI application: one runs the background job, and the other takes over."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from leasehold.integrations.fastapi import lifespan
 
 
 async def send_mails(lease):
-    """Runs in one process of all; cancelled when that process stops or loses its lease."""
+    """Runs in one process only; cancelled when that process stops or loses its lease."""
     with open("leader", "w") as file:
         file.write(f"{os.getpid()} {lease.token}")
     await asyncio.sleep(3600)  # your loop
@@ -68,7 +68,7 @@ def show(folder: str) -> None:
         print(f"two servers answer, and server {pids.index(first) + 1} sends the mails")
         servers[pids.index(first)][0].terminate()
         second = wait_for(lambda: leader() not in ("", first) and leader())
-        print(f"that one is stopped, and server {pids.index(second) + 1} goes on")
+        print(f"that server is stopped, and server {pids.index(second) + 1} takes over")
     finally:
         for process, _ in servers:
             process.terminate()

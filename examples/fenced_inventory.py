@@ -1,4 +1,4 @@
-"""A holder is paused for longer than its ttl, another one sells the last teapot, and the late write is refused."""
+"""A holder is paused for longer than its ttl, another holder sells the last teapot, and the late write is refused."""
 
 import sqlite3
 
@@ -16,7 +16,7 @@ with leasehold.Client("memory://") as client:
     (seen,) = stock.read(paused, "teapot", "quantity")
     print(f"web-1 (token {paused.token}) sees {seen} teapot, and is paused")
 
-    client.break_lock("stock/teapot", token=paused.token, why="stands for a ttl that is over")
+    client.break_lock("stock/teapot", token=paused.token, why="simulates a ttl that is over")
     with client.lock("stock/teapot", purpose="web-2") as lease:
         stock.write(lease, "teapot", quantity=seen - 1)
         print(f"web-2 (token {lease.token}) sells it")
@@ -25,6 +25,6 @@ with leasehold.Client("memory://") as client:
         stock.write(paused, "teapot", quantity=seen - 1)
         raise SystemExit("the teapot was sold twice")
     except (leasehold.StaleToken, leasehold.LeaseLost) as refused:
-        print(f"web-1 wakes up and sells it again: {type(refused).__name__}: {refused}")
+        print(f"web-1 wakes up and tries to sell it again: {type(refused).__name__}: {refused}")
 
 print("left:", *shop.execute("SELECT quantity FROM stock").fetchone())
