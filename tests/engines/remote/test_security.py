@@ -72,6 +72,40 @@ def test_call_without_right_or_key_is_denied(protected, monkeypatch):
         assert lease.held
 
 
+@pytest.mark.parametrize("status", [200, 403, 503])
+@pytest.mark.parametrize("key", [KEY, "a-key-of.another/program=="])
+def test_request_that_a_proxy_repeats_shows_no_key_and_no_claim_id(start_server, monkeypatch, caplog, key, status):
+    """Some error pages do, to help with finding errors."""
+    ids = []
+
+    def repeat(call):
+        begin = server.heads[-1].index("uthorization: ")
+        texts = [server.heads[-1][begin:]]
+        if "claim" in call:
+            ids.append(call["claim"]["id"].partition(".")[2])
+            texts.append(json.dumps({"id": call["claim"]["id"]}))
+        for text in texts:  # each alone, because texts are cut off
+            repeated.append(text)
+            made = problem("forbidden", status) if len(repeated) % 2 else problem("engine-unavailable", status)
+            made["problem"]["detail"] = text
+        return made if status == 200 else response(status, made["problem"])
+
+    server, repeated = start_server(repeat), []
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv(API_KEY_VARIABLE, key)
+    shown = []
+    with Client(f"http://127.0.0.1:{server.port}", call_timeout=3) as client:
+        for call in (client.lock("job").try_acquire, client.ping, client.inspect):
+            with pytest.raises(LeaseholdError) as failure:
+                call()
+            shown.append(f"{failure.value} {failure.value!r} {vars(failure.value)}")
+    assert ids
+    for secret in (key, *ids):
+        assert secret in " ".join(repeated)
+        assert secret not in " ".join(shown)
+        assert secret not in caplog.text
+
+
 def test_lease_taken_over_without_the_right_is_denied(protected, monkeypatch):
     server, web, reader = protected
     url = f"http://127.0.0.1:{server.port}"

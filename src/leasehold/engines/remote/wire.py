@@ -31,6 +31,7 @@ does not know are ignored, so a newer server may add some.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
@@ -311,6 +312,9 @@ def problem_to_json(error: LeaseholdError) -> Json:
     return made
 
 
+# API keys and ids of claims: fingerprints have only 16 digits. Other programs' keys have any form.
+_SECRET: Final = re.compile(r"(?i:bearer)\s+\S+|[0-9A-Fa-f]{32,}")
+
 _PROBLEMS: Final[Mapping[type[LeaseholdError], tuple[str, int]]] = {
     Mismatch: ("mismatch", 409),
     Unsupported: ("unsupported", 422),
@@ -320,14 +324,19 @@ _PROBLEMS: Final[Mapping[type[LeaseholdError], tuple[str, int]]] = {
 }
 
 
+def _shown(text: object) -> str:
+    """What a server said, without the secrets that a request has: a proxy's error page may repeat the request."""
+    return server_text(_SECRET.sub("***", str(text)))
+
+
 def error_from_problem(value: object, engine: str) -> LeaseholdError:
     """The error that a problem stands for. A problem of an unknown type is `Unavailable`: the outcome is unknown."""
     problem = _object(value, "a problem")
     kind = str(problem.get("type", "")).rpartition("/")[2]
-    text = server_text(problem.get("detail") or problem.get("title") or kind or "no reason given")
+    text = _shown(problem.get("detail") or problem.get("title") or kind or "no reason given")
     if kind == "mismatch":
         name, wanted, found = (_text(problem.get(member), member) for member in ("name", "wanted", "found"))
-        return Mismatch(name, wanted=server_text(wanted), found=server_text(found))
+        return Mismatch(name, wanted=_shown(wanted), found=_shown(found))
     if kind == "unsupported":
         missing = problem.get("missing", [])
         return Unsupported(
