@@ -33,11 +33,13 @@ class OneRuntimePerEngine:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         pairs: defaultdict[str, dict[str, pytest.Item]] = defaultdict(dict)
         for item in items:
-            path, _, identifiers = item.nodeid.partition("[")
-            words = identifiers.rstrip("]").split("-")
+            nodeid = item.nodeid  # put together at every access
+            if not nodeid.startswith(_FOLDERS):
+                continue
+            words = nodeid.partition("[")[2].rstrip("]").split("-")
             runtime = next((word for word in words if word in RUNTIMES), None)
-            if runtime and path.startswith(_FOLDERS) and ("memory" not in words or "http" in words):
-                pairs[item.nodeid.replace(runtime, "", 1)][runtime] = item
+            if runtime and ("memory" not in words or "http" in words):
+                pairs[nodeid.replace(runtime, "", 1)][runtime] = item
         for name, pair in pairs.items():
             if len(pair) == len(RUNTIMES):
                 pair[RUNTIMES[crc32(name.encode()) % 2]].add_marker(pytest.mark.faults)

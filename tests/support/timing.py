@@ -70,9 +70,9 @@ class MeasuredTests:
             function = getattr(item, "function", None)
             if function is None:
                 continue
-            if not _MEASURES.isdisjoint(_names(function.__code__)):
+            if _measures(function):
                 item.add_marker(pytest.mark.measured)
-            if item.nodeid.startswith(_REAL_SERVERS) and _is_impatient(function):
+            if _is_impatient(function) and item.nodeid.startswith(_REAL_SERVERS):
                 item.add_marker(pytest.mark.extended)
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -111,6 +111,12 @@ class MeasuredTests:
                 terminalreporter.line(f"{nodeid}: {why}")
 
 
+@functools.cache  # a test with parameters is one function for many items
+def _measures(test: Any) -> bool:
+    return not _MEASURES.isdisjoint(_names(test.__code__))
+
+
+@functools.cache
 def _is_impatient(test: Any) -> bool:
     """Whether a test, or a helper of ours that it calls, gives calls less time than a busy machine may need."""
     named = (test.__globals__.get(name) for name in set(_names(test.__code__)))
