@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,16 +281,20 @@ class LockSimulation:
         return holdings
 
 
-@settings(max_examples=500)
-@given(steps, released)
-def test_reported_owners_are_stuck_and_every_stuck_state_is_reported(steps, released) -> None:
-    simulation = LockSimulation()
-    for step in steps:
-        simulation.acquire(*step)
-    for release in released:
-        simulation.release(*release)
-    reported = deadlocks(simulation.holdings())
-    named = {wait.waiter.owner for cycle in reported for wait in cycle.waits}
-    stuck = simulation.stuck_owners()
-    assert named <= stuck, "an owner that can continue was reported"
-    assert bool(named) == bool(stuck)
+@pytest.mark.parametrize("examples", [150, pytest.param(500, marks=pytest.mark.extended)])
+def test_reported_owners_are_stuck_and_every_stuck_state_is_reported(examples) -> None:
+    @settings(max_examples=examples)
+    @given(steps, released)
+    def check(steps, released) -> None:
+        simulation = LockSimulation()
+        for step in steps:
+            simulation.acquire(*step)
+        for release in released:
+            simulation.release(*release)
+        reported = deadlocks(simulation.holdings())
+        named = {wait.waiter.owner for cycle in reported for wait in cycle.waits}
+        stuck = simulation.stuck_owners()
+        assert named <= stuck, "an owner that can continue was reported"
+        assert bool(named) == bool(stuck)
+
+    check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -125,6 +126,7 @@ class LockStateRules(RuleBasedStateMachine):
             assert not lock_state.waiters or lock_state.holders
 
 
-def test_lock_state_invariants_hold_over_random_runs(bench_type) -> None:
-    long_run = settings(max_examples=150, stateful_step_count=40)
+@pytest.mark.parametrize("runs", [50, pytest.param(150, marks=pytest.mark.extended)])
+def test_lock_state_invariants_hold_over_random_runs(bench_type, runs: int) -> None:
+    long_run = settings(max_examples=runs, stateful_step_count=40)
     run_state_machine_as_test(lambda: LockStateRules(bench_type), settings=long_run)

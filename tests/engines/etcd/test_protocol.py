@@ -122,9 +122,13 @@ def _field(number: int, value: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "item"),
     [
-        (messages.RangeResponse, _field(2, _KEY_VALUE)),
-        (messages.TxnResponse, _field(3, _field(1, _field(2, _KEY_VALUE)))),
-        (messages.WatchResponse, _field(11, _field(2, _KEY_VALUE) + _field(3, _KEY_VALUE))),
+        pytest.param(messages.RangeResponse, _field(2, _KEY_VALUE), marks=pytest.mark.extended),
+        pytest.param(messages.TxnResponse, _field(3, _field(1, _field(2, _KEY_VALUE))), marks=pytest.mark.faults),
+        pytest.param(
+            messages.WatchResponse,
+            _field(11, _field(2, _KEY_VALUE) + _field(3, _KEY_VALUE)),
+            marks=pytest.mark.faults,
+        ),
         (messages.MemberListResponse, _field(2, b"")),
         (messages.StatusResponse, _field(8, "alarm:A\U0001f512".encode() * 8)),
     ],
@@ -164,6 +168,7 @@ def list_forged(rpc: ForgedRpc) -> list[Holding]:
     return run_sync(list_holdings(state, cast(Any, rpc), "", "", False, 2.0, 0.0))
 
 
+@pytest.mark.extended
 def test_inspect_of_thirty_thousand_locks_takes_a_bounded_part_of_the_memory() -> None:
     tracemalloc.start()
     try:
@@ -239,8 +244,15 @@ def garble(data: bytes, rng: random.Random) -> bytes:
     return data[offset:] + data[:offset]
 
 
-@pytest.mark.parametrize("queue", [True, False])
-@pytest.mark.parametrize("kind", [("lock", 1), ("semaphore", 1)])
+@pytest.mark.parametrize(
+    ("kind", "queue"),
+    [
+        (("lock", 1), True),
+        (("semaphore", 1), False),
+        pytest.param(("lock", 1), False, marks=pytest.mark.faults),
+        pytest.param(("semaphore", 1), True, marks=pytest.mark.faults),
+    ],
+)
 def test_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, make_driver, queue, kind) -> None:
     rig = rig_or_skip(EtcdRig)
     url = f"etcd://{rig.cluster.hosts}/fuzz-{random.randrange(10**9)}"
