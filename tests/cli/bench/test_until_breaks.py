@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from collections import Counter
 
 import pytest
@@ -17,7 +18,7 @@ class StallingEngine:
     """As much of a client as a load generator needs. Every acquire waits until `pairs` of them have begun."""
 
     def __init__(self, pairs):
-        self.pairs, self.begun, self.go = pairs, 0, asyncio.Event()
+        self.pairs, self.begun, self.go, self.name = pairs, 0, asyncio.Event(), ""
 
     def lock(self, _name, *, wait):
         return self
@@ -65,13 +66,16 @@ def test_late_pair_is_finished_but_does_not_count(monkeypatch):
     assert len(generator._free) == 1
 
 
-def test_name_of_failed_pair_is_not_used_again(monkeypatch):
+@pytest.mark.parametrize(("held_seconds", "expected"), [(3600.0, ["run/1", "run/2"]), (0.0, ["run/1", "run/1"])])
+def test_name_of_failed_pair_is_used_again_once_it_must_be_free(monkeypatch, held_seconds, expected):
     monkeypatch.setattr(load_worker, "GRACE", 60.0)
+    monkeypatch.setattr(load_worker, "_HELD_SECONDS", held_seconds)
     names = []
 
     class FailingEngine(StallingEngine):
         def lock(self, name, *, wait):
             names.append(name)
+            self.name = name
             return self
 
         async def acquire(self):
@@ -82,7 +86,20 @@ def test_name_of_failed_pair_is_not_used_again(monkeypatch):
         return [await generator.run_step(20.0, 0.05, asyncio.get_running_loop().time()) for _ in range(2)]
 
     assert [list(result.errors) for result in asyncio.run(run())] == [["Unavailable: no answer"]] * 2
-    assert names == ["run/1", "run/2"]
+    assert names == expected
+
+
+def test_few_texts_of_errors_are_kept(monkeypatch):
+    monkeypatch.setattr(load_worker, "GRACE", 60.0)
+    monkeypatch.setattr(load_worker, "_MAX_ERROR_TEXTS", 3)
+
+    class FailingEngine(StallingEngine):
+        async def acquire(self):
+            self.begun += 1
+            raise Unavailable(f"no answer to call {self.begun}")
+
+    result = asyncio.run(LoadGenerator(FailingEngine(0), "").run_step(1000.0, 0.01, time.monotonic()))
+    assert (len(result.errors), sum(result.errors.values()), result.errors["Unavailable"]) == (4, 10, 7)
 
 
 def test_pair_that_is_not_done_in_time_counts_as_slowest():

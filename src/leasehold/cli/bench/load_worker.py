@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -26,6 +26,8 @@ GRACE: Final = 1.0  # seconds after the step in which pairs may still be done; l
 
 _DRAIN: Final = 5.0  # seconds after that in which pairs that have begun may end
 _SIGNIFICANT_BITS: Final = 8  # of a latency
+_MAX_ERROR_TEXTS: Final = 100  # different ones in a step: some contain the name
+_HELD_SECONDS: Final = 40.0  # after a pair has failed, its name may still be held for so long: more than the ttl
 _MAX_RUNNING: Final = 500  # pairs at a time; the others wait, which counts as well
 
 
@@ -50,11 +52,13 @@ class StepResult:
 
 
 class LoadGenerator:
-    """Free names are used again, so that there are never more names than pairs at a time."""
+    """Free names are used again, so that there are never more names than pairs at a time, and failures in
+    40 seconds: clients and servers keep something for each name."""
 
     def __init__(self, client: AsyncClient, prefix: str) -> None:
         self._client, self._prefix = client, prefix
         self._free: list[AsyncLock] = []
+        self._failed: deque[tuple[float, str]] = deque()  # names, and when each is free for certain
         self._count = 0
 
     async def run_step(self, rate: float, seconds: float, start: float) -> StepResult:
@@ -63,14 +67,16 @@ class LoadGenerator:
         end, cpu, errors = start + seconds + GRACE, time.process_time(), Counter[str]()
 
         async def pair(due_at: float) -> None:
-            lock = self._free.pop() if self._free else self._new_lock()
+            lock = self._free_lock()
             try:
                 await (await lock.acquire()).release()
                 if (done_at := time.monotonic()) <= end:
                     result.add(int((done_at - due_at) * 1e6))
-                self._free.append(lock)  # not after an error: the name may still be held
+                self._free.append(lock)
             except LeaseholdError as error:
-                errors[f"{type(error).__name__}: {error}"] += 1
+                self._failed.append((time.monotonic() + _HELD_SECONDS, lock.name))
+                text = f"{type(error).__name__}: {error}"
+                errors[text if text in errors or len(errors) < _MAX_ERROR_TEXTS else type(error).__name__] += 1
             finally:
                 room.release()
 
@@ -96,7 +102,11 @@ class LoadGenerator:
         result.errors = dict(errors)
         return result
 
-    def _new_lock(self) -> AsyncLock:
+    def _free_lock(self) -> AsyncLock:
+        if self._free:
+            return self._free.pop()
+        if self._failed and self._failed[0][0] <= time.monotonic():
+            return self._client.lock(self._failed.popleft()[1], wait=5)
         self._count += 1
         return self._client.lock(f"{self._prefix}{self._count}", wait=5)
 
