@@ -240,35 +240,31 @@ def may_hold(queue_key: QueueKey, conflict_count: int) -> bool:
 
 
 def _view_ops(queue_key: QueueKey, create_revision: int) -> tuple[RequestOp, ...]:
-    """`create_revision`: of the claim's own key; only keys created before it are ahead. 0: the claim has no key yet."""
-    max_revision, newest = (
-        create_revision - 1 if create_revision else 0,
-        {"sort_order": messages.DESCENDING, "sort_target": messages.BY_CREATE_REVISION},
-    )
+    """`create_revision`: of the claim's own key; only keys created before it are ahead. 0: the claim has no key yet.
+
+    etcd reads and sorts all keys of a range, whatever the limit is. So the keys ahead of an exclusive claim, which all
+    conflict with it, are read once."""
+
+    def newest_ahead(prefix: bytes, limit: int) -> RequestOp:
+        return RequestOp(
+            RangeRequest(
+                prefix,
+                range_end(prefix),
+                limit,
+                sort_order=messages.DESCENDING,
+                sort_target=messages.BY_CREATE_REVISION,
+                keys_only=1,
+                max_create_revision=create_revision - 1 if create_revision else 0,
+            )
+        )
+
+    conflicts = () if queue_key.is_exclusive else (newest_ahead(queue_key.conflict_prefix, queue_key.limit + 1),)
     return (
         RequestOp(RangeRequest(queue_key.tag, range_end(queue_key.tag))),
         RequestOp(RangeRequest(queue_key.token_base_key)),
         _oldest_op(queue_key),
-        RequestOp(
-            RangeRequest(
-                queue_key.conflict_prefix,
-                range_end(queue_key.conflict_prefix),
-                queue_key.limit + 1,
-                **newest,
-                keys_only=1,
-                max_create_revision=max_revision,
-            )
-        ),
-        RequestOp(
-            RangeRequest(
-                queue_key.prefix,
-                range_end(queue_key.prefix),
-                MAX_QUEUE_READ,
-                **newest,
-                keys_only=1,
-                max_create_revision=max_revision,
-            )
-        ),
+        newest_ahead(queue_key.prefix, MAX_QUEUE_READ),
+        *conflicts,
     )
 
 
@@ -476,10 +472,13 @@ def was_put(done: TxnResponse) -> bool:
 
 
 def parse_view(queue_key: QueueKey, done: TxnResponse) -> QueueView:
-    if len(done.responses) < 5:
-        raise MalformedReply(f"{len(done.responses)} responses instead of 5")
+    if len(done.responses) < (expected := 4 if queue_key.is_exclusive else 5):
+        raise MalformedReply(f"{len(done.responses)} responses instead of {expected}")
     tagged, token_base = _parse_kvs(done, 0, queue_key.tag), _parse_kvs(done, 1, queue_key.token_base_key)
-    oldest = _parse_kvs(done, 2, queue_key.prefix)
+    oldest, ahead = _parse_kvs(done, 2, queue_key.prefix), _parse_kvs(done, 3, queue_key.prefix)
+    conflicts = (
+        ahead[: queue_key.limit + 1] if queue_key.is_exclusive else _parse_kvs(done, 4, queue_key.conflict_prefix)
+    )
     return QueueView(
         txn_revision(done),
         find_own(queue_key.id_hash, tagged),
@@ -487,8 +486,8 @@ def parse_view(queue_key: QueueKey, done: TxnResponse) -> QueueView:
         token_base[0].value if token_base else b"",
         parse_entry(queue_key.root, oldest[0]) if oldest else None,
         oldest,
-        _parse_kvs(done, 3, queue_key.conflict_prefix),
-        _parse_kvs(done, 4, queue_key.prefix),
+        conflicts,
+        ahead,
     )
 
 
