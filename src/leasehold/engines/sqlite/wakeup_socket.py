@@ -21,10 +21,11 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Set
+from contextlib import suppress
+from functools import partial
 from struct import pack
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 from weakref import ref
 
 from leasehold.core.queue_entry import Notification
@@ -35,6 +36,8 @@ from leasehold.errors import ConfigError
 from leasehold.files import Folder, open_folder
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Mutex, Runtime, log_unexpected
+
+T = TypeVar("T")
 
 _log = logging.getLogger("leasehold.sqlite")
 
@@ -51,6 +54,7 @@ class WakeupSocket:
 
     def __init__(self, path: str, runtime: Runtime, registry: ClaimRegistry, *, trust_folder: bool = False) -> None:
         self._folder, self._trust_folder = f"{path}-wakeup", trust_folder
+        self._folder_bytes = len(os.fsencode(self._folder))
         self.database_path = path
         self._runtime, self._registry_ref = runtime, ref(registry)
         self._mutex: Mutex = runtime.mutex()  # for the receiving socket
@@ -77,8 +81,7 @@ class WakeupSocket:
         if not address:
             return False
         try:
-            with self._target(address) as path:
-                self._sender_sockets()[0].connect(path)
+            self._call_with_path(address, self._sender_sockets()[0].connect)
         except OSError as error:
             return error.errno not in _UNREACHABLE_ERRNOS
         return True
@@ -89,13 +92,15 @@ class WakeupSocket:
         if not address:
             return False
         try:
-            with self._target(address) as path:
-                try:
-                    self._sender_sockets()[0].connect(path)
-                except ConnectionRefusedError:  # also if the file is not a socket
-                    return stat.S_ISSOCK(os.stat(path).st_mode)
+            return self._call_with_path(address, self._is_dead_at)
         except OSError:
-            pass
+            return False
+
+    def _is_dead_at(self, path: str) -> bool:
+        try:
+            self._sender_sockets()[0].connect(path)
+        except ConnectionRefusedError:  # also if the file is not a socket
+            return stat.S_ISSOCK(os.stat(path).st_mode)
         return False
 
     def descriptor(self) -> int | None:
@@ -108,9 +113,9 @@ class WakeupSocket:
         waiter re-checks from time to time (E4). `may_wait=False`: BlockingIOError if the socket is full."""
         _, kind, id_hash, seconds = notification
         message = f"{kind}\0{id_hash}\0{seconds!r}\0{namespace}\0{name}".encode()
+        flags = 0 if may_wait else socket.MSG_DONTWAIT
         try:
-            with self._target(notification.client) as path:
-                self._sender_sockets()[1].sendto(message, 0 if may_wait else socket.MSG_DONTWAIT, path)
+            self._call_with_path(notification.client, partial(self._sender_sockets()[1].sendto, message, flags))
         except OSError as error:
             if not may_wait and isinstance(error, BlockingIOError):
                 raise
@@ -245,32 +250,31 @@ class WakeupSocket:
         return os.path.join(folder, name)
 
     def _socket_path(self, address: str) -> str:
-        return os.path.join(self._folder, address)
+        return os.path.join(self._folder, address)  # on other systems than Linux, an address is a path of its own
 
     def _short_path(self, address: str) -> str:
+        if sys.platform != "linux":
+            return self._socket_path(address)
         # A row that was edited must not lead us to other sockets, nor a folder that is a link now.
-        if sys.platform == "linux" and not _ADDRESS.fullmatch(address):
+        if not _ADDRESS.fullmatch(address):
             raise OSError(errno.ENOENT, "not an address of a client")
-        path = self._socket_path(address)
-        if len(os.fsencode(path)) <= _MAX_PATH_BYTES or sys.platform != "linux":
-            return path
+        if self._folder_bytes + 1 + len(address) <= _MAX_PATH_BYTES:
+            return f"{self._folder}/{address}"
         if self._folder_fd < 0:
             self._folder_fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._folder_fd}/{address}"
 
-    @contextmanager
-    def _target(self, address: str) -> Iterator[str]:
-        """A path that leads to the socket with this address. In a folder that others can write, another user could make
-        it a link to a socket to which only this user may send."""
+    def _call_with_path(self, address: str, function: Callable[[str], T]) -> T:
+        """Call it with a path that leads to the socket with this address. In a folder that others can write, another
+        user could make it a link to a socket to which only this user may send."""
         path = self._short_path(address)
         if sys.platform != "linux" or not self._is_shared():
-            yield path
-            return
+            return function(path)
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
                 raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), path)
-            yield f"/proc/self/fd/{fd}"
+            return function(f"/proc/self/fd/{fd}")
         finally:
             os.close(fd)
 
