@@ -252,3 +252,14 @@ def test_connection_of_a_stuck_reader_is_replaced(make_listener, wait_until, mon
     assert len(listener.handled_on) == 1  # the rest is the listener's
     listener.signal.set()
     assert waiting.join()
+
+
+def test_reader_interrupted_by_a_fork_reads_no_more_in_the_child(listener, reader, wait_until) -> None:
+    listener.turns._mutex.acquire()  # by another thread of the parent, which the child does not have
+    listener.on_message = listener.turns.after_fork  # as if a signal handler forked while the message was handled
+    listener.server_side.send(b"xw")
+    wait_until(lambda: listener.handled_on)
+    wait_until(lambda: listener.turns._polling is None)
+    listener.signal.set()
+    assert reader.join()
+    assert len(listener.handled_on) == 1

@@ -73,6 +73,12 @@ class ReadingTurns:
     def make_signal(self) -> ReadingSignal:
         return ReadingSignal(self, self._runtime.signal())
 
+    def after_fork(self) -> None:
+        """In the child, which has none of the parent's threads. The thread that forked may have been interrupted while
+        it read: it reads no more."""
+        self._mutex, self._reader = self._runtime.mutex(), None
+        self.end()
+
     # ------------------------------------------------- on the listener's thread
 
     async def after_wakeup(self) -> bool:

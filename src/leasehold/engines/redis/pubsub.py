@@ -130,7 +130,7 @@ class PubSubListener(ListenerThread, BaseSubscription):
         self._recheck_timer = RecheckTimer()
         self._woke_waiter = False  # the last message did
         if (turns := getattr(self, "_turns", None)) is not None:
-            turns.end()
+            turns.after_fork()
         self._turns: ReadingTurns | None = None  # None: only the listener's thread reads
         if self._waiters_may_read and self._runtime.blocking:
             self._turns = ReadingTurns(
