@@ -481,6 +481,7 @@ NOT_FOR_LOCKS = {
     "leasehold.client.election",
     "leasehold.client.lease_document",
     "leasehold.client.multilock",
+    "leasehold.core.once",
     "leasehold.dbapi",
     "leasehold.fences",
     "leasehold.pools",
@@ -507,7 +508,8 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
 def test_import_leasehold_loads_only_what_locks_need():
     loaded = loaded_by("import leasehold")
     assert "leasehold.blocking.locks" in loaded
-    assert loaded & (NOT_FOR_LOCKS | {"leasehold.core.lock_state", "urllib.parse"}) == set()
+    needless = {"leasehold.core.lock_state", "datetime", "json", "selectors", "socket", "urllib.parse"}
+    assert loaded & (NOT_FOR_LOCKS | needless) == set()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the program needs Linux or macOS")

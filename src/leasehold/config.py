@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from leasehold.core import timing
 from leasehold.core.names import check_namespace
@@ -18,6 +16,9 @@ from leasehold.credentials import Password, PasswordArgument, file_password
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
 from leasehold.model import Traits
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 T = TypeVar("T")
 
@@ -40,13 +41,14 @@ DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks 
 
 
 # Seconds, or a text such as "30s", "10m" or "1h30m".
-Duration: TypeAlias = float | str | timedelta
+Duration: TypeAlias = "float | str | timedelta"
 OnUnavailable: TypeAlias = Literal["raise", "wait", "run"]
 OnDeadlock: TypeAlias = Literal["wait", "raise"]
 MAX_GROUP: Final = 80  # characters
 # How long records are kept, and the longest ttl, unless a caller says otherwise: a mistyped ttl would block a name for
 # as long.
 DAY: Final = 86_400.0
+MAX_RESULT: Final = 65_536  # bytes of a result that `once` keeps, unless a caller says otherwise
 _DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?", re.ASCII)
 _UNITS: Final = (86_400, 3_600, 60, 1, 0.001)
 
@@ -398,13 +400,15 @@ def check_seconds(what: str, value: Duration, allow_zero: bool = True) -> float:
 
 
 def _to_seconds(what: str, value: Duration) -> float:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
     if isinstance(value, str):
         try:
             return parse_duration(value)
         except ValueError as bad:
             raise ConfigError(f"{what} must be {bad}") from None
+    from datetime import timedelta  # only here: it would slow `import leasehold` down
+
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(
             f"{what} must be a number of seconds, a timedelta, or a text such as '30s', not {_shorten(value)}"
@@ -436,4 +440,6 @@ def _check_label(what: str, text: str | None, max_length: int = 200) -> None:
 
 
 def default_holder() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
+    from socket import gethostname  # only here: it would slow `import leasehold` down
+
+    return f"{gethostname()}:{os.getpid()}"

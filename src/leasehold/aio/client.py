@@ -17,10 +17,9 @@ from leasehold.client.decorator import LockedFunction, OnBusy
 from leasehold.client.election import election_options
 from leasehold.client.lock import Shape
 from leasehold.client.multilock import unique_names
-from leasehold.config import DAY, Duration, LockArguments, check_keep
+from leasehold.config import DAY, MAX_RESULT, Duration, LockArguments, check_keep
 from leasehold.core.deadlocks import Deadlock
 from leasehold.core.names import check_name
-from leasehold.core.once import MAX_RESULT
 from leasehold.core.ticks import Missed
 from leasehold.model import Holding, Outcome
 from leasehold.records import once as once_records

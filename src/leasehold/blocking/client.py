@@ -24,9 +24,8 @@ from leasehold.blocking.locks import Lease, Lock
 from leasehold.client.base import BaseClient, semaphore_shape
 from leasehold.client.decorator import LockedFunction, OnBusy
 from leasehold.client.lock import Shape
-from leasehold.config import DAY, Duration, LockArguments, check_keep
+from leasehold.config import DAY, MAX_RESULT, Duration, LockArguments, check_keep
 from leasehold.core.names import check_name
-from leasehold.core.once import MAX_RESULT
 from leasehold.model import Holding, Outcome
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads

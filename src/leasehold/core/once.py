@@ -18,7 +18,6 @@ from leasehold.errors import ConfigError
 
 RunState: TypeAlias = Literal["running", "done", "failed"]
 
-MAX_RESULT: Final = 65_536
 _MAX_ERROR_CHARS: Final = 500  # of an error's text
 
 

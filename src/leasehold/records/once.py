@@ -21,7 +21,7 @@ from leasehold.client.base import BaseClient
 from leasehold.client.decorator import accepted_parameters, call_filled
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import BaseLock
-from leasehold.config import DAY, Duration, check_seconds
+from leasehold.config import DAY, MAX_RESULT, Duration, check_seconds
 from leasehold.core import once as core
 from leasehold.errors import ConfigError, LeaseLost, Mismatch, RunFailed, StaleToken
 from leasehold.model import Outcome
@@ -56,7 +56,7 @@ class OnceOptions:
     keep: float | None = DAY
     on_failure: OnFailure = "retry"
     request: str = ""
-    max_result: int = core.MAX_RESULT
+    max_result: int = MAX_RESULT
 
     def __post_init__(self) -> None:
         if self.keep is not None:

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import select
-import socket
 from typing import Final, Protocol, TypeAlias
 
-UNIX: Final[int] = getattr(socket, "AF_UNIX", -1)  # the family; -1: this system has none
 POLLIN: Final[int] = getattr(select, "POLLIN", 1)
 POLLOUT: Final[int] = getattr(select, "POLLOUT", 4)
 

@@ -20,8 +20,9 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
 from leasehold.runtime.net.host_names import Target, resolve_blocking
-from leasehold.runtime.polling import POLLIN, UNIX, new_poll
+from leasehold.runtime.polling import POLLIN, new_poll
 
+UNIX: Final[int] = getattr(socket, "AF_UNIX", -1)  # the family; -1: this system has none
 READ_SIZE: Final = 65_536
 _USUAL_REPLY_SIZE: Final = 448  # bytes: nearly every reply fits, and the interpreter allocates this without malloc
 MAX_REPLY_SIZE: Final = 8 * 1024 * 1024  # bytes: no legitimate reply is larger

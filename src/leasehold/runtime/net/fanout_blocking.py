@@ -22,6 +22,7 @@ from weakref import finalize
 from leasehold.runtime.net.blocking import (
     MAX_BATCH_SIZE,
     READ_SIZE,
+    UNIX,
     WOULD_BLOCK,
     BaseConnection,
     Clock,
@@ -31,7 +32,7 @@ from leasehold.runtime.net.blocking import (
     SocketAddress,
 )
 from leasehold.runtime.net.host_names import LookUp, Target, start_look_up
-from leasehold.runtime.polling import POLLIN, POLLOUT, UNIX, new_poll
+from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
 _LONGEST_POLL: Final = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
 
