@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from leasehold.core import timing
 from leasehold.core.names import check_namespace
@@ -16,9 +17,6 @@ from leasehold.credentials import Password, PasswordArgument, file_password
 from leasehold.errors import ConfigError, Unsupported
 from leasehold.events import Hook
 from leasehold.model import Traits
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 T = TypeVar("T")
 
@@ -41,7 +39,7 @@ DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks 
 
 
 # Seconds, or a text such as "30s", "10m" or "1h30m".
-Duration: TypeAlias = "float | str | timedelta"
+Duration: TypeAlias = float | str | timedelta
 OnUnavailable: TypeAlias = Literal["raise", "wait", "run"]
 OnDeadlock: TypeAlias = Literal["wait", "raise"]
 MAX_GROUP: Final = 80  # characters
@@ -400,15 +398,13 @@ def check_seconds(what: str, value: Duration, allow_zero: bool = True) -> float:
 
 
 def _to_seconds(what: str, value: Duration) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     if isinstance(value, str):
         try:
             return parse_duration(value)
         except ValueError as bad:
             raise ConfigError(f"{what} must be {bad}") from None
-    from datetime import timedelta  # only here: it would slow `import leasehold` down
-
-    if isinstance(value, timedelta):
-        return value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(
             f"{what} must be a number of seconds, a timedelta, or a text such as '30s', not {_shorten(value)}"
