@@ -507,6 +507,35 @@ async def test_reservation_of_a_dead_client_goes_to_the_next_at_once():
 
 
 @in_loop
+async def test_dead_client_does_not_keep_the_reservation_that_it_gets_after_a_recheck():
+    """An engine's `wait` ends early for a claim that is to attempt again without a notification."""
+    async with serving() as service:
+        await acquire(service, "holder")
+        stream, other = service.open_stream(CLIENT), service.open_stream(OTHER)
+        dead, wait, due, waits = claim_of("dead").id_hash, service.engine._engine.wait, asyncio.Event(), []
+
+        async def wait_until_due(claim, busy, seconds):
+            waits.append(claim.id_hash)
+            if waits.count(dead) == 1:
+                service.registry.waiting[dead].recheck_by = service.runtime.now()
+                await due.wait()
+            else:
+                await wait(claim, busy, seconds)
+
+        service.engine._engine.wait = wait_until_due
+        await attempt(service, "dead")
+        await until(lambda: dead in waits)
+        await attempt(service, "next", OTHER)
+        service.close_stream(CLIENT, stream)
+        due.set()
+        await until(lambda: service.routes[dead].task.done() or waits.count(dead) == 2)
+        service.engine.calls.clear()
+        await release(service, "holder")
+        await until(lambda: "decline" in service.engine.calls)
+        assert await until_wakeup(other) == claim_of("next").id_hash
+
+
+@in_loop
 async def test_reservation_is_declined_for_its_own_client_only():
     """Others see most digits of a claim's hash, and may not let a waiter lose its turn."""
     async with serving() as service:

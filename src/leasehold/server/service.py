@@ -484,18 +484,21 @@ class Service:
         while (left := route.expires_at - self.runtime.now()) > 0:
             ends_at = self.runtime.now() + left
             await self._wait(route.claim, busy, left)
-            if self.runtime.now() < ends_at:
-                break
-        else:
+            if self.runtime.now() >= ends_at:
+                continue
+            claim, client = route.claim, route.client
+            if client is not None:
+                if self._notify(client, Wakeup(claim.namespace, claim.name, claim.id_hash)):
+                    route.woken = True
+                    return
+                if not route.had_stream:
+                    await self.runtime.sleep(_POLLING_GRACE)  # its next attempt ends this task
+            waiter = self.registry.waiting.get(claim.id_hash)
+            if waiter is not None and waiter.recheck_by is not None and not waiter.woken:
+                waiter.recheck_by = None  # no client re-checks for it; it may be reserved for later
+                continue
+            await self._decline(claim)
             return
-        claim, client = route.claim, route.client
-        if client is not None:
-            if self._notify(client, Wakeup(claim.namespace, claim.name, claim.id_hash)):
-                route.woken = True
-                return
-            if not route.had_stream:
-                await self.runtime.sleep(_POLLING_GRACE)  # its next attempt ends this task
-        await self._decline(claim)
 
     async def _wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         """The engine's `wait`, in a task of its own. A claim has one waiter at a time, so an earlier one ends first."""
