@@ -60,3 +60,13 @@ def test_call_deadline_never_exceeds_the_ttl() -> None:
 def test_backoff_never_exceeds_its_maximum(tries: int, jitter: float) -> None:
     assert 0 <= timing.backoff(tries, 0.05, 2.0, jitter) <= 2.0
     assert timing.backoff(60, 0.05, 2.0, 1.0) == 2.0
+
+
+def test_waiter_far_behind_attempts_once_its_heartbeats_are_not_confirmed_or_after_a_minute() -> None:
+    kept = timing.WAITER_TTL * 0.8
+    assert timing.needs_no_attempt(100, 0.0, 20.0, 20.0 + kept - 0.1)
+    assert not timing.needs_no_attempt(100, 0.0, 20.0, 20.0 + kept)
+    assert timing.needs_no_attempt(100, 0.0, 59.0, 59.9)
+    assert not timing.needs_no_attempt(100, 0.0, 59.0, 60.0)
+    assert not timing.needs_no_attempt(99, 0.0, 20.0, 20.0)
+    assert not timing.needs_no_attempt(None, 0.0, 20.0, 20.0)

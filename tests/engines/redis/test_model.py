@@ -379,6 +379,16 @@ def test_new_head_is_notified_unless_it_rechecks_by_itself_in_time(comparison: M
         assert [notification.kind for notification in comparison.read_notifications()] == kinds
 
 
+def test_waiter_without_a_subscription_is_told_so_when_it_joins_behind_others(comparison: ModelComparison) -> None:
+    comparison.reset()
+    holder, first, second = (claim(id_hash) for id_hash in ID_HASHES[:3])
+    for each in (holder, first):
+        comparison.attempt(each)
+    comparison.unsubscribe(second.id_hash)
+    reply = comparison.connection.send(comparison.requests_for(second).attempt(comparison.name, second))
+    assert protocol.not_subscribed(reply)
+
+
 def test_head_whose_reservation_was_withdrawn_is_notified(comparison: ModelComparison) -> None:
     """The end of its reservation is not a time at which it re-checks by itself."""
     comparison.reset()
