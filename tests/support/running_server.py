@@ -9,14 +9,13 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.program import run_program
+from tests.support.program import ForkedProgram, run_program
 
 SECONDS = 60.0  # how long a test waits for what must happen, even on a slow machine
 
@@ -82,15 +81,13 @@ class RunningServer:
         self, *arguments: str, url: str | None = "memory://", environment: dict[str, str] | None = None
     ) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD")}
-        program = [sys.executable, "-m", "leasehold", *([] if url is None else ["-u", url]), "serve"]
+        program = [*([] if url is None else ["-u", url]), "serve"]
         if not any(argument.startswith("--listen") for argument in arguments):
             program += ["--listen", "127.0.0.1:0"]
-        self.process = subprocess.Popen(
-            [*program, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**inherited, **(environment or {})},
-        )
+        output, written = os.pipe()
+        self._output = open(output, "rb")  # noqa: SIM115  # closed by stop()
+        self.process = ForkedProgram([*program, *arguments], {**inherited, **(environment or {})}, written)
+        os.close(written)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -99,8 +96,7 @@ class RunningServer:
         self.port = int(self._address().rpartition(":")[2])
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             self.lines.append(line.decode(errors="replace").rstrip("\n"))
 
     def _address(self) -> str:
@@ -177,8 +173,7 @@ class RunningServer:
             self.process.wait()
             raise
         self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._output.close()
         return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -21,6 +22,7 @@ from leasehold.runtime.base import run_sync
 from leasehold.runtime.loop import Loop
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.program import PROGRAM, ForkedProgram
 from tests.support.scripted_server import ScriptedServer
 
 C = TypeVar("C", Client, AsyncClient)
@@ -96,13 +98,23 @@ def driver(request: pytest.FixtureRequest) -> Iterator[RemoteDriver]:
 # Real servers
 
 
+class _ForkedLockServer(LockServer):
+    """From a process that has imported it: an interpreter needs a third of a second. Those of the rigs are started as
+    users do."""
+
+    def _spawn(self) -> None:
+        arguments = self.command()[len(PROGRAM) :]
+        with open(self.log, "ab") as log:
+            self._process = ForkedProgram(arguments, {**os.environ, **self.environment()}, log.fileno())
+
+
 @pytest.fixture
 def start_lock_server() -> Iterator[Callable[..., LockServer]]:
     """Start `leasehold serve` for this test alone, so that it may break it."""
     started: list[LockServer] = []
 
     def start(url: str = "memory://", *arguments: str, **kwargs: Any) -> LockServer:
-        started.append(LockServer(url, *arguments, **kwargs).start())
+        started.append(_ForkedLockServer(url, *arguments, **kwargs).start())
         return started[-1]
 
     yield start
