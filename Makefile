@@ -26,7 +26,7 @@ PACKED := pyproject.toml $(wildcard README.md LICENSE tools/hatch_build.py tools
 # servers, and of the simulations one of each kind, because coverage makes them four times slower.
 GATE := 95
 COVERED := tests/client tests/core $(wildcard tests/records/test_*.py) tests/records/stores/test_value.py \
-    tests/engines/test_memory.py tests/simulation/test_multilock_election.py \
+    tests/engines/test_memory.py tests/simulation/test_many_callers.py tests/simulation/test_multilock_election.py \
     tests/simulation/test_seeds.py::test_formerly_failing_seed_has_no_findings \
     tests/simulation/test_exhaustive.py::test_lock_scenario_survives_every_cancelled_await \
     tests/conformance/test_conformance.py::test_memory tests/conformance/test_conformance.py::test_memory_broken

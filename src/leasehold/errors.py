@@ -222,6 +222,10 @@ class Overloaded(NotSent):
     again after `retry_in` seconds, until their `wait` is over."""
 
 
+class Crowded(NotSent):
+    """The engine works, but the deadline passed while other calls of this client were waiting to be sent."""
+
+
 class Reentered(Unavailable):
     """A finaliser or signal handler called the engine while its own thread was inside that engine.
 

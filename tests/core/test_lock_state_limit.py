@@ -58,7 +58,7 @@ def test_limit_that_was_set_counts_instead_of_that_of_the_claim(bench: Bench) ->
 
 def test_limit_that_was_set_outlasts_the_claims_until_it_is_removed(bench: Bench) -> None:
     bench.set_limit(2)
-    with pytest.raises(Mismatch, match="keeps it a semaphore"):
+    with pytest.raises(Mismatch, match="stays a semaphore"):
         bench.attempt("a", kind="lock", limit=1)
     bench.attempt("a", limit=9)
     assert bench.set_limit(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from leasehold import AsyncClient, LeaseholdError, NotAcquired, Unavailable
 from leasehold.client.attempt_limit import MAX_ATTEMPTS
@@ -45,19 +46,19 @@ class Crowd:
     def _open(self, _config, runtime, registry):
         return OneConnectionEngine(runtime, registry, NetworkTransport(runtime, self.server, registry))
 
-    async def _acquire_once(self, name: str, wait: float | None) -> None:
+    async def _acquire_once(self, name: str, wait: float | None, **options: Any) -> None:
         try:
-            lease = await self.client.lock(name, wait=wait, ttl=60).acquire()
+            lease = await self.client.lock(name, wait=wait, ttl=60, **options).acquire()
         except LeaseholdError as error:
             self.outcomes[type(error).__name__] += 1
         else:
-            self.outcomes["granted"] += 1
+            self.outcomes["granted" if lease.guaranteed else "unguaranteed"] += 1
             await lease.release()
         finally:
             self.ended_at.append(self.world.time)
 
-    def start(self, name: str, wait: float | None = None) -> Task:
-        return self.process.spawn(self._acquire_once(name, wait), name)
+    def start(self, name: str, wait: float | None = None, **options: Any) -> Task:
+        return self.process.spawn(self._acquire_once(name, wait, **options), name)
 
     def finish(self, tasks: list[Task], seconds: float = 600) -> None:
         for task in tasks:
@@ -98,9 +99,20 @@ def test_callers_of_a_silent_engine_end_within_call_timeout_of_its_last_answer()
 def test_callers_that_do_not_wait_get_their_answer_within_call_timeout() -> None:
     crowd = Crowd()
     crowd.finish([crowd.start(f"name {number}", wait=0) for number in range(CALLERS)])
-    assert set(crowd.outcomes) <= {"granted", "NotSent", "Unavailable"}
+    assert set(crowd.outcomes) <= {"granted", "Crowded", "Unavailable"}
     assert crowd.outcomes["granted"] > 200
     assert max(crowd.ended_at) < CALL_TIMEOUT + 0.5
+
+
+def test_callers_that_may_run_without_a_grant_do_so_only_if_the_engine_is_silent() -> None:
+    crowd = Crowd()
+    crowd.finish([crowd.start(f"name {number}", wait=0, on_unavailable="run") for number in range(CALLERS)])
+    assert crowd.outcomes["Crowded"] > CALLERS // 2
+    unguaranteed = crowd.outcomes["unguaranteed"]  # sent, and not answered in time
+    assert unguaranteed <= MAX_ATTEMPTS
+    crowd.server.cut(crowd.process)
+    crowd.finish([crowd.start(f"name {number}", wait=0, on_unavailable="run") for number in range(CALLERS)])
+    assert crowd.outcomes["unguaranteed"] == unguaranteed + CALLERS
 
 
 def test_caller_whose_wait_is_over_is_told_that_it_was_not_sent() -> None:

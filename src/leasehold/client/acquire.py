@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from leasehold import log_lines
@@ -14,6 +14,7 @@ from leasehold.core import timing
 from leasehold.core.texts import server_text
 from leasehold.engines.base import Engine
 from leasehold.errors import (
+    Crowded,
     LeaseholdError,
     NotAcquired,
     NotSent,
@@ -41,10 +42,9 @@ _REPORT_INTERVAL: Final = 60.0
 _MAX_LATE_GRANTS = 3  # an engine slower than the ttl stays slow: retrying for ever would only load it
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class AcquireRequest(Generic[L]):
-    """One call to acquire a lock, and what the loop below needs of that lock. What only a claim that waits needs is an
-    attribute of the class until then: nearly every call is granted at once."""
+    """One call to acquire a lock, and what the loop below needs of that lock."""
 
     lock: BaseLock[Any]
     claim: Claim  # after a late grant or an unanswered attempt, one with another id
@@ -52,15 +52,17 @@ class AcquireRequest(Generic[L]):
     wait: float | None
     waiting_deadlocks: bool  # the same thread or task already holds the name: granted at once or never
     get_engine: Callable[[], Engine]  # raises to end the wait, as when the client is closed
-    waited: bool = field(default=False, init=False)  # the claim had to wait in the queue
-    position: int | None = field(default=None, init=False)  # when it joined the queue
-    answered: bool = field(default=False, init=False)  # the engine answered at least once
-    reports: int = field(default=0, init=False)  # lines logged while it waits
+    waited: bool = False  # the claim had to wait in the queue
+    position: int | None = None  # when it joined the queue
+    answered: bool = False  # the engine answered at least once
+    reports: int = 0  # lines logged while it waits
 
     def may_run(self, error: Unavailable) -> bool:
         """Whether the caller may go on without a grant. Never after an answer: the name was held by another claim, or
-        the engine works and is slow."""
-        return self.lock.options.on_unavailable == "run" and not self.answered and not isinstance(error, Reentered)
+        the engine works and is slow, or busy with other calls of this client."""
+        if self.answered or isinstance(error, Reentered | Crowded):
+            return False
+        return self.lock.options.on_unavailable == "run"
 
     def may_retry(self, error: Unavailable, now: float, deadline: float) -> bool:
         """Whether a caller that may wait tries again. After a refusal by an overloaded server it does, whatever

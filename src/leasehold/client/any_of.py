@@ -68,7 +68,7 @@ class _MemberSignal:
         return False
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class _MemberRequest(AcquireRequest[L]):
     """The request of one name. Its waiter gets the member's signal."""
 

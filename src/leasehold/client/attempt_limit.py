@@ -6,7 +6,7 @@ would come too late for its reservation. So the `call_timeout` of an attempt beg
 here ends
 
 - with `Unavailable`, once the engine has given no answer to this client for `call_timeout`;
-- with `Unavailable`, once the caller's `wait` is over, but not before `call_timeout` is.
+- with `Crowded`, once the caller's `wait` is over, but not before `call_timeout` is.
 
 So on a silent engine every caller gets its error within `call_timeout` of its call, or of the engine's last answer.
 Only attempts wait here. Renewals and releases are never held up, and neither is a claim that may be granted now.
@@ -18,7 +18,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Final
 
-from leasehold.errors import NotSent
+from leasehold.errors import Crowded, NotSent
 from leasehold.runtime.base import Runtime, Signal
 
 # Enough to keep every engine busy, and few enough that an engine which answers fifty a second answers them all within
@@ -64,9 +64,7 @@ class AttemptLimit:
                 since = max(entered_at, self._answered_at)
                 left = min(since + self._call_timeout, until) - now()
                 if left <= 0:
-                    raise NotSent(
-                        self._refusal(silent=now() < until), engine=self._engine_name, seconds=now() - entered_at
-                    )
+                    raise self._refusal(entered_at)
                 if caller.admitted:
                     return since
                 await caller.signal.wait(left)
@@ -76,13 +74,16 @@ class AttemptLimit:
                 self._waiting.remove(caller)
             raise
 
-    def _refusal(self, silent: bool) -> str:
-        if silent:
-            return f"{self._engine_name} did not answer any call of this client for {self._call_timeout:g} s"
-        return (
-            f"{len(self._waiting)} other calls of this client were waiting to be sent to {self._engine_name} until the "
-            "deadline of this one: pass a longer wait, or use several clients"
+    def _refusal(self, entered_at: float) -> NotSent:
+        now, engine = self._runtime.now(), self._engine_name
+        if self._answered_at <= entered_at or now >= self._answered_at + self._call_timeout:
+            text = f"{engine} did not answer any call of this client for {self._call_timeout:g} s"
+            return NotSent(text, engine=engine, seconds=now - entered_at)
+        text = (
+            f"{len(self._waiting)} other calls of this client were waiting to be sent to {engine} until the deadline "
+            "of this one: pass a longer wait, or use several clients"
         )
+        return Crowded(text, engine=engine, seconds=now - entered_at)
 
     def leave(self, id_hash: str, *, answered: bool) -> None:
         self._under_way.discard(id_hash)

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from leasehold.server.auth import CERTIFICATE_NAMES
 from leasehold.server.limits import CONNECTION, Bodies, Connection
-from leasehold.server.problems import MEDIA_TYPE, Overloaded, Problem, document
+from leasehold.server.problems import MEDIA_TYPE, RETRY_AFTER, Overloaded, Problem, document
 from leasehold.server.settings import Settings, is_local, split_address
 from leasehold.server.tls import names_in
 
@@ -364,7 +364,8 @@ class Protocol(HttpToolsProtocol):
     def _too_slow(self, seconds: float) -> None:
         self._timer = None
         what = "body" if self._in_body else "head"
-        self._refuse(Problem("slow", 408, f"the {what} of the request did not arrive within {seconds:g} s"))
+        detail = f"the {what} of the request did not arrive within {seconds:g} s"
+        self._refuse(Problem("slow", 408, detail, retry_after=RETRY_AFTER, done=False))
 
 
 def _without_port(host: str) -> str:

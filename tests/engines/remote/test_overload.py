@@ -41,7 +41,7 @@ def attempts(*servers):
 # ------------------------------------------------------------------ what an answer means
 
 
-@pytest.mark.parametrize("kind", ["overloaded", "too-many"])
+@pytest.mark.parametrize("kind", ["overloaded", "too-many", "slow"])
 def test_refusal_by_all_servers_is_overloaded_after_one_round(driver, start_server, kind):
     pair = start_server(), start_server()
     driver.open(*pair)

@@ -348,7 +348,8 @@ def error_from_problem(value: object, engine: str) -> LeaseholdError:
         return ConfigError(text)
     retry_in = _optional(_seconds, problem.get("retry_after"), "retry_after")
     if problem.get("done") is False:  # else the outcome is unknown, whatever the type says
-        by_limit = kind in ("overloaded", "too-many") and retry_in is not None
+        # "slow": this process was too busy to send its request in time.
+        by_limit = kind in ("overloaded", "too-many", "slow") and retry_in is not None
         return (Overloaded if by_limit else NotSent)(text, engine=engine, retry_in=retry_in)
     if problem.get("too_long") is True:
         return ListingTooLong(text, engine=engine)
