@@ -8,7 +8,7 @@ within one round.
 CPU time of a grant on Redis, compared with the baton: the server runs three scripts and sends a message, 4 times
 the cost of the baton's two commands; a third of that is in the kernel and most of the rest in Lua. The clients send
 three requests where the baton sends two, get the message on the listener thread, and wake the waiter from there: twice
-the baton's cost. In a relay of two, each client's only waiter gets the message itself.
+the baton's cost.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ probe.py       the health of an engine's servers: values, and what all probes sh
 repeated_logs.py  log lines that every client of a server would repeat
 registry.py    a client's claims by state: shared by its two engine instances, the client and the watchdog
 listener_thread.py  the thread of a listener for push notifications: redis/, redlock/ and remote/
-reading_turns.py  whether that thread or the only waiter reads the notifications: redis/
 memory.py      locks within one process; the reference
 sqlite/  redis/  redlock/  etcd/  zookeeper/  postgresql/  mysql/     one folder per engine
 remote/        a Leasehold server over HTTP, with any engine behind it

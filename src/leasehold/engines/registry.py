@@ -96,12 +96,12 @@ class ClaimRegistry:
         self.connection_epoch: object = None  # a new object each time the engine lost its connection
         self._now = runtime.now
 
-    def add_waiter(self, claim: Claim, runtime: Runtime, make_signal: Callable[[], Signal] | None = None) -> Waiter:
+    def add_waiter(self, claim: Claim, runtime: Runtime) -> Waiter:
         """Register a queued claim for its wake-up, before the attempt is sent (E4). Discards earlier notifications."""
         waiter = self.waiting.get(claim.id_hash)
         if waiter is None:
             now = self._now()
-            self.waiting[claim.id_hash] = waiter = Waiter(claim, (make_signal or runtime.signal)(), now)
+            self.waiting[claim.id_hash] = waiter = Waiter(claim, runtime.signal(), now)
             self.wake_watchdog(now + HEARTBEAT_INTERVAL)  # it sends heartbeats for the waiter from then on (E7)
         else:
             waiter.woken, waiter.recheck_at, waiter.recheck_by, waiter.refused = False, None, None, False

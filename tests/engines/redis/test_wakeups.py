@@ -5,21 +5,18 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 
 import hiredis
 import pytest
 
 from harness.servers.process import poll
-from leasehold import Client, LeaseState
+from leasehold import Client
 from leasehold.core.timing import RESERVATION_PROBE, WAITER_TTL, WAKEUP_SLACK
-from leasehold.engines import reading_turns
 from leasehold.engines.redis import pubsub
 from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import PubSubCommands
 from leasehold.engines.registry import ClaimRegistry, RecheckTimer, Waiter
-from leasehold.errors import LeaseholdError, Unavailable
+from leasehold.errors import Unavailable
 from leasehold.model import Busy, Claim, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketStream
@@ -264,126 +261,3 @@ def test_silent_subscription_is_detected_and_replaced(server, proxy, monkeypatch
         poll(lambda: not subscription.active, 60, lambda: "the listener gets no reply to its PING")
         proxy.restore()
         poll(lambda: subscription.active, 60, lambda: "the listener is subscribed again")
-
-
-# --------------------------------------------------------------- a waiter reads
-
-
-class ReadingClient:
-    """A client whose only waiter reads the notifications: a thread that waits for a name until `woken`."""
-
-    def __init__(self, url: str, wait_until, monkeypatch) -> None:
-        monkeypatch.setattr(reading_turns, "_ABSENCE", 60.0)  # the listener's thread comes back if it is called
-        self.holder, self.client, self._wait_until = Client(url), Client(url), wait_until
-        self.notified_on = list[str]()  # names of the threads that read the notifications of reservations
-        registry, original = probe.registry(self.client), ClaimRegistry.on_notification
-
-        def record(self_registry, kind, *args) -> None:
-            if self_registry is registry and kind == "reserved":
-                self.notified_on.append(threading.current_thread().name)
-            original(self_registry, kind, *args)
-
-        monkeypatch.setattr(ClaimRegistry, "on_notification", record)
-        turns = probe.engine_state(self.client)["redis"].subscriptions._turns
-        while not turns._away:
-            self.hand_over("first")
-        self.lease = self.holder.lock("job", ttl=60).acquire()
-        self.waiter = self.start_waiter("job", "reader")
-        wait_until(lambda: turns._polling)
-
-    def start_waiter(self, name: str, thread_name: str) -> threading.Thread:
-        waiter = threading.Thread(target=self._wait, args=(name,), name=thread_name)
-        waiter.start()
-        wait_until_queued(self.holder, name)
-        return waiter
-
-    def _wait(self, name: str) -> None:
-        with suppress(RuntimeError, LeaseholdError):  # the client was closed
-            self.client.lock(name, wait=60).acquire().release()
-
-    def hand_over(self, name: str) -> None:
-        lease = self.holder.lock(name, ttl=60).acquire()
-        waiter = self.start_waiter(name, "waiter")
-        lease.release()
-        waiter.join(60)
-
-    def release(self) -> None:
-        """Release, and wait until the waiter has had the lock."""
-        self.notified_on.clear()
-        self.lease.release()
-        self.waiter.join(60)
-        assert not self.waiter.is_alive()
-
-
-@pytest.fixture
-def reading(server, wait_until, monkeypatch) -> Iterator[ReadingClient]:
-    reading = ReadingClient(url(server), wait_until, monkeypatch)
-    yield reading
-    reading.client.close()
-    reading.holder.close()
-
-
-def test_only_waiter_of_a_client_reads_its_own_notification(reading) -> None:
-    reading.release()
-    assert reading.notified_on == ["reader"]
-
-
-def test_second_waiter_is_woken_while_the_first_reads_and_after(reading) -> None:
-    leases = [reading.holder.lock(name, ttl=60).acquire() for name in ("second", "third")]
-    waiters = [reading.start_waiter(lease.name, lease.name) for lease in leases]
-    reading.notified_on.clear()
-    leases[0].release()
-    waiters[0].join(60)
-    assert reading.notified_on == ["reader"]
-    reading.release()
-    reading.notified_on.clear()
-    leases[1].release()
-    waiters[1].join(60)
-    assert reading.notified_on == ["leasehold-redis"]
-
-
-def test_reading_waiter_is_woken_after_its_connection_was_killed(reading, server, wait_until) -> None:
-    subscription = probe.engine_state(reading.client)["redis"].subscriptions
-    old_stream = subscription._stream
-    server.ask("CLIENT", "KILL", "TYPE", "pubsub")
-    wait_until(lambda: subscription.active and subscription._stream not in (None, old_stream))
-    reading.release()
-    assert reading.notified_on == ["leasehold-redis"]
-
-
-def test_close_ends_a_reading_waiter(reading) -> None:
-    began = time.monotonic()
-    reading.client.close()
-    reading.waiter.join(60)
-    check_elapsed(began, 3.0)
-    assert not reading.waiter.is_alive()
-
-
-def test_forked_child_reads_by_itself(reading, run_in_fork) -> None:
-    def use_in_child() -> None:
-        client = reading.client
-        client.lock("child").acquire().release()
-        lease = client.lock("child", ttl=60).acquire()
-        other = threading.Thread(target=lambda: client.lock("child", wait=30).acquire().release())
-        other.start()
-        wait_until_queued(client, "child")
-        lease.release()
-        other.join(30)
-        assert not other.is_alive()
-
-    run_in_fork(use_in_child)
-    reading.release()
-    assert reading.notified_on == ["reader"]
-
-
-def test_break_is_noticed_while_no_thread_reads(reading, monkeypatch, wait_until) -> None:
-    monkeypatch.setattr(reading_turns, "_ABSENCE", 1.0)
-    reading.release()
-    turns = probe.engine_state(reading.client)["redis"].subscriptions._turns
-    turns._calls_back.set()  # it had begun to stay away for longer
-    wait_until(lambda: not turns._away)
-    while not turns._away:
-        reading.hand_over("first")
-    lease = reading.client.lock("held", ttl=60).acquire()
-    reading.holder.break_lock("held", token=lease.token)
-    wait_until(lambda: lease.state is LeaseState.LOST)

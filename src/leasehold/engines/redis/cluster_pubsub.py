@@ -97,8 +97,6 @@ class ClusterSubscriptions:
 class NodeListener(PubSubListener):
     """One connection, for all channels of one node."""
 
-    _waiters_may_read = False
-
     def __init__(
         self,
         address: SocketAddress,

@@ -72,8 +72,7 @@ class RedisEngine:
         if claim.queue:
             was_waiting = claim.id_hash in self._registry.waiting
             self._registry.shared["contended"] = True
-            make_signal = subscription.make_signal
-            waiter = self._registry.add_waiter(claim, self._runtime, make_signal)  # before the request (E4)
+            waiter = self._registry.add_waiter(claim, self._runtime)  # before the request (E4)
             retry_until = lambda: 0.0 if waiter.cancelled else claim.wait_deadline  # noqa: E731  # close() cancels
             if not subscription.active:
                 await subscription.wait_active(self._runtime, deadline)

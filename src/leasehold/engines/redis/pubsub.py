@@ -20,7 +20,6 @@ import hiredis
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK, backoff
 from leasehold.engines.listener_thread import ListenerThread, PushStatus
-from leasehold.engines.reading_turns import ReadingTurns
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
 from leasehold.engines.redis.server import CONNECTION_ERRORS, encode_command
@@ -28,7 +27,7 @@ from leasehold.engines.registry import ClaimRegistry, RecheckTimer, snapshot_ite
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.model import Claim, Holder
-from leasehold.runtime.base import Runtime, Signal, log_unexpected, restarting, run_sync
+from leasehold.runtime.base import Runtime, log_unexpected, restarting
 from leasehold.runtime.net.blocking import WOKEN, SelfPipe, SocketStream
 from leasehold.runtime.net.event_loop import LoopStream
 
@@ -48,10 +47,6 @@ class Subscription(Protocol):
 
     async def wait_active(self, runtime: Runtime, deadline: float) -> None:
         """Return when subscribed, or when that fails or takes too long. Without it waiters are only slower."""
-
-    @property
-    def make_signal(self) -> Callable[[], Signal] | None:
-        """Makes the signals of waiters; None: the runtime does."""
 
     def reconnect_if_lost(self, not_subscribed: bool) -> bool:
         """`not_subscribed`: by its reply, the server does not count this client as a subscriber. Returns True if the
@@ -89,10 +84,6 @@ class BaseSubscription(PushStatus):
     def drop_connection(self) -> None:
         """Close the connection, from any thread: the listener opens a new one."""
 
-    @property
-    def make_signal(self) -> Callable[[], Signal] | None:
-        return None
-
     def reconnect_if_lost(self, not_subscribed: bool) -> bool:
         if not not_subscribed:
             self._was_uncounted = False
@@ -108,7 +99,6 @@ class PubSubListener(ListenerThread, BaseSubscription):
 
     _thread_name = "leasehold-redis"
     _thread_log = _log
-    _waiters_may_read = True  # see `ReadingTurns`
     self_pipe: SelfPipe | None = None
 
     def __init__(
@@ -128,18 +118,6 @@ class PubSubListener(ListenerThread, BaseSubscription):
         self._reset_thread()
         super().__init__()
         self._recheck_timer = RecheckTimer()
-        self._woke_waiter = False  # the last message did
-        if (turns := getattr(self, "_turns", None)) is not None:
-            turns.after_fork()
-        self._turns: ReadingTurns | None = None  # None: only the listener's thread reads
-        if self._waiters_may_read and self._runtime.blocking:
-            self._turns = ReadingTurns(
-                self._runtime, HEARTBEAT_INTERVAL, self._receive, self._handle, self._has_one_waiter
-            )
-
-    @property
-    def make_signal(self) -> Callable[[], Signal] | None:
-        return None if self._turns is None else self._turns.make_signal
 
     def for_bucket(self, tag: str) -> Subscription:
         return self
@@ -204,34 +182,10 @@ class PubSubListener(ListenerThread, BaseSubscription):
                     continue
                 if reply is not WOKEN:
                     ping_at, pinged = runtime.now() + HEARTBEAT_INTERVAL, False
-                self._woke_waiter = False
                 await self._on_push(reply, runtime)
-                if self._turns is not None and self._woke_waiter and await self._turns.after_wakeup():
-                    ping_at = self._turns.silent_at
         finally:
             self._stream = None
-            if self._turns is not None:
-                self._turns.end()
             stream.close()
-
-    def _has_one_waiter(self) -> bool:
-        registry = self._registry_ref()
-        return registry is not None and len(registry.waiting) == 1
-
-    def _receive(self, seconds: float, pipe: SelfPipe) -> Any:
-        """The next message, on the thread of a waiter."""
-        if (stream := self._stream) is None or (registry := self._registry_ref()) is None:
-            raise ConnectionAbortedError("the listener has ended")
-        now = self._runtime.now()
-        self._recheck_timer.wake_due(registry, now)
-        del registry
-        try:
-            return stream.listen(max(0.0, min(seconds, self._recheck_timer.next_due() - now)), pipe)
-        except TimeoutError:
-            return WOKEN
-
-    def _handle(self, reply: Any) -> None:
-        run_sync(self._on_push(reply, self._runtime))
 
     async def _open(self, runtime: Runtime) -> SocketStream | LoopStream:
         return await self._server.open(runtime, runtime.now() + self._call_timeout)
@@ -276,7 +230,6 @@ class PubSubListener(ListenerThread, BaseSubscription):
             elif kind in _NOTIFICATION_KINDS:
                 # A claim still in the registry, even one about to leave, is released by its own caller.
                 name_id = None if registry.knows(id_hash) else parse_key(key.decode())
-                self._woke_waiter = kind == b"reserved" and name_id is None
                 unknown_claim = name_id and Claim(*name_id, "", id_hash, Holder("stray"), WAITER_TTL)
                 registry.on_notification(_NOTIFICATION_KINDS[kind], id_hash, 0.0, unknown_claim)
         except (ValueError, OverflowError):  # not our format

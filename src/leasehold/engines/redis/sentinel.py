@@ -235,8 +235,6 @@ class SentinelTopology:
 class SwitchWatcher(PubSubListener):
     """Listens for failovers at one sentinel; after a disconnect, at the next one."""
 
-    _waiters_may_read = False
-
     def __init__(self, sentinels: SentinelSet, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
         self._sentinels, self._node_index, self._next_query_at = sentinels, -1, 0.0
         super().__init__(sentinels, PubSubCommands(), runtime, registry, call_timeout)

@@ -244,10 +244,9 @@ class SocketStream(BaseConnection):
         Returns WOKEN if another thread has woken this one through the self-pipe."""
         if (reply := self._parser.gets()) is not False:
             return reply
-        if self_pipe is not None:
-            if self_pipe.wait_woken(self._sock, seconds):
-                return WOKEN
-        elif not seconds <= self._timeout <= seconds + _TIMEOUT_SLACK:
+        if self_pipe is not None and self_pipe.wait_woken(self._sock, seconds):
+            return WOKEN
+        if not seconds <= self._timeout <= seconds + _TIMEOUT_SLACK:
             self._set_timeout(seconds)
         return self.read(self._clock() + seconds)
 
