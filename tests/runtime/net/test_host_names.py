@@ -105,3 +105,25 @@ def test_forked_child_does_not_wait_for_a_look_up_of_its_parent(names) -> None:
         names.may_answer.set()
         os._exit(0 if resolve_blocking("a.example", 80, 30) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_name_is_looked_up_again_if_the_first_look_up_was_interrupted(names, monkeypatch, error) -> None:
+    def start(_) -> None:
+        raise error
+
+    names.may_answer.set()
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(threading.Thread, "start", start)
+        start_look_up("a.example")
+    assert resolve_blocking("a.example", 80, 30)
+
+
+def test_look_up_that_fails_unexpectedly_ends(monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("refused by an audit hook")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(OSError, match="RuntimeError"):
+        resolve_blocking("a.example", 80, 30)
+    assert "a.example" not in host_names._state.under_way

@@ -54,6 +54,8 @@ class LookUp:
             result: list[Target] | OSError = _ask_system(self.host)
         except OSError as error:
             result = error.with_traceback(None)
+        except Exception as error:  # such as that of an audit hook; without a result, all callers would wait for ever
+            result = OSError(None, f"cannot be looked up: {type(error).__name__}")
         with _state.mutex:
             self._result = result
             if _state.under_way.get(self.host) is self:
@@ -95,6 +97,11 @@ def start_look_up(host: str) -> LookUp:
         threading.Thread(target=look_up.run, name="leasehold-look-up", daemon=True).start()
     except RuntimeError:  # the interpreter exits, and this may be the watchdog's thread, which has releases to send
         look_up.run()
+    except BaseException:  # interrupted: perhaps no thread will ever answer
+        with _state.mutex:
+            if _state.under_way.get(host) is look_up:
+                del _state.under_way[host]
+        raise
     return look_up
 
 
