@@ -6,10 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from leasehold.runtime.net import host_names
+from leasehold.runtime.net.blocking import SocketAddress
+from leasehold.runtime.net.fanout_blocking import NonblockingConnection
 from leasehold.runtime.net.host_names import resolve_blocking, start_look_up
 
 
@@ -127,3 +131,19 @@ def test_look_up_that_fails_unexpectedly_ends(monkeypatch) -> None:
     with pytest.raises(OSError, match="RuntimeError"):
         resolve_blocking("a.example", 80, 30)
     assert "a.example" not in host_names._state.under_way
+
+
+def test_connection_dropped_before_the_answer_leaves_no_descriptor(names, monkeypatch) -> None:
+    made, socketpair = list[socket.socket](), socket.socketpair
+
+    def record() -> tuple[socket.socket, socket.socket]:
+        made.extend(socketpair())
+        return made[0], made[1]
+
+    monkeypatch.setattr(socket, "socketpair", record)
+    server: Any = SimpleNamespace(address=SocketAddress("a.example", 80))
+    parser: Any = None
+    connection = NonblockingConnection(server, parser, 1)
+    connection.close()
+    del connection
+    assert [sock.fileno() for sock in made] == [-1, -1]

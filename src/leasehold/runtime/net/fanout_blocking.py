@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
-from weakref import finalize
+from weakref import finalize, ref
 
 from leasehold.runtime.net.blocking import (
     MAX_BATCH_SIZE,
@@ -190,8 +190,14 @@ class NonblockingConnection(BaseConnection):
             return self._start_connecting()
         self._look_up = look_up
         sock, done = socket.socketpair()
-        self._current_socket[:] = [sock]
-        look_up.when_done(done.close)
+        self._current_socket[:] = [sock, done]
+        done_ref = ref(done)  # weak: a connection that is dropped before the answer closes both
+
+        def on_done() -> None:
+            if (found := done_ref()) is not None:
+                found.close()
+
+        look_up.when_done(on_done)
         return sock
 
     def _start_connecting(self) -> socket.socket:
