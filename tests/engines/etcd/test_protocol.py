@@ -258,7 +258,7 @@ def test_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, make_driv
     url = f"etcd://{rig.cluster.hosts}/fuzz-{random.randrange(10**9)}"
     holder, other = make_driver(url), make_driver(url)
     shape = {"kind": kind[0], "limit": kind[1]}
-    held = holder.claim(**shape)
+    held = holder.claim(ttl=600, **shape)  # nothing renews it
     grant = run_sync(holder.engine.attempt(held, holder.deadline()))
     assert isinstance(grant, Grant)
     run_sync(other.engine.ping(other.deadline()))

@@ -88,7 +88,7 @@ def test_overload_after_silence_may_have_been_sent(driver, start_server):
     pair = start_server(lambda call: SILENT), start_server(lambda call: REFUSED)
     driver.open(*pair)
     with pytest.raises(Unavailable) as error:
-        driver.attempt(driver.claim(), seconds=1.0)
+        driver.attempt(driver.claim(), seconds=6.0)
     assert not isinstance(error.value, NotSent)
 
 

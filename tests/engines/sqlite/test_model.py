@@ -39,7 +39,9 @@ class ModelComparison:
 
     def __post_init__(self) -> None:
         self.boot_clock = BootClock("machine", "boot", "", lambda: self.now, lambda: 0.0)
-        self.db = sqlite3.connect(":memory:", isolation_level=None)
+        self.db = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False
+        )  # any thread may collect it
         finalize(self, self.db.close)  # from 3.13 on, Python warns of one that is dropped
         schema.prepare_schema(self.db, ":memory:", self.boot_clock)
         self.db.execute("update lh_meta set ceiling = 1000")

@@ -130,6 +130,7 @@ def test_expired_records_are_removed(kind, url_of, open_runner, monkeypatch):
 # -------------------------------------------------------- when the store cannot tell
 
 
+@pytest.mark.extended  # the first call has two seconds, too
 @pytest.mark.parametrize("which", SERVERS)
 def test_silent_network_is_unavailable_in_time_and_store_reconnects(which, server, open_runner, mode, key):
     path = server(which).path()
