@@ -16,7 +16,8 @@ if not raw and ARGV[5] == '0' and not ARGV[7] then  -- no holder, no waiter. Com
     token = last + 1
     redis.call('SET', COUNTER, token)
   end
-  -- {0, 0, 0, '', 0, {id_hash, token, expires_at, since, ARGV[6]...}} as MessagePack: release.lua compares its bytes.
+  -- {0, 0, 0, '', 0, {id_hash, token, expires_at, since, ARGV[6]...}} as MessagePack: release_uncontended.lua compares
+  -- its bytes.
   local grant = UNCONTENDED_PREFIX .. id_hash
     .. struct.pack('>BI8BI8BI8', 207, token, 207, now + ttl, 207, now) .. ARGV[6]
   redis.call('SET', NAME, grant, 'PXAT', string.format('%d', (now + ttl + delay) / 1000 + 2))
