@@ -91,7 +91,9 @@ class Reply:
 
     def set_exception(self, error: Exception) -> None:
         if not self.done:  # kazoo reports a closed connection twice
-            self.error = error
+            # The frames of its traceback hold the reply and refer to this object: a refused reply of megabytes would
+            # stay until the next garbage collection.
+            self.error = error.with_traceback(None)
             self._finish()
 
     def _finish(self) -> None:
