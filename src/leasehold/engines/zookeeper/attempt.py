@@ -104,7 +104,7 @@ class ZookeeperAttempt:
         index = queue.index(own_node.name)
         if index is None:
             return NodeState.DELETED
-        if queue.nodes[index].sequence > LAST_SEQUENCE:
+        if queue.node(index).sequence > LAST_SEQUENCE:
             return NodeState.PAST_THE_LAST_SEQUENCE
         if queue.mismatches(index):
             return NodeState.OF_ANOTHER_KIND
@@ -283,7 +283,7 @@ class ZookeeperAttempt:
         watch_reply, *holder_replies = replies
         self._is_fresh = False
         watched_value = watch_reply.get(NoNodeError)
-        if watched_value is None or (is_semaphore_head and NodeQueue(watched_value).nodes != queue.nodes):
+        if watched_value is None or (is_semaphore_head and NodeQueue(watched_value).names != queue.names):
             await self._refresh(write=False)
             return REREAD
         return await self._busy_reply(holders, holder_replies, position)
@@ -304,7 +304,7 @@ class ZookeeperAttempt:
             names, stat = reply.get(NoNodeError) or ((), None)
             if stat is None or stat.czxid != exhausted_zxid:
                 session.draining.pop(parent, None)
-            elif names and not NodeQueue(names).nodes:
+            elif names and not NodeQueue(names).names:
                 raise ConfigError(
                     f"{parent} is out of sequence numbers; delete the nodes in it that are not ours, so that it is "
                     "recreated"

@@ -90,7 +90,7 @@ class QueueReader:
 
     async def read_nodes(self, name: str, queue: NodeQueue) -> QueueNodes:
         parent = self._path(name)
-        reads = [GetData(parent, None), *(GetShortData(f"{parent}/{node.name}", None) for node in queue.nodes)]
+        reads = [GetData(parent, None), *(GetShortData(f"{parent}/{node_name}", None) for node_name in queue.names)]
         slots_reply, *replies = await self._ask(reads)
         assigned = slots.parse_slots((slots_reply.get(NoNodeError) or (b"", None))[0])
         contents = [(index, *found) for index, reply in enumerate(replies) if (found := reply.get(NoNodeError))]
@@ -110,7 +110,7 @@ def _to_holding(
     namespace: str, queue_nodes: QueueNodes, index: int, data: bytes, stat: Any, token_base: int, now: float
 ) -> Holding:
     """`now`: by the leader's clock."""
-    node, holds, node_data = queue_nodes.queue.nodes[index], queue_nodes.queue.holds(index), nodes.parse_data(data)
+    node, holds, node_data = queue_nodes.queue.node(index), queue_nodes.queue.holds(index), nodes.parse_data(data)
     kind, limit = node.kind_and_limit
     left = max(0.0, min(node_data.ttl, node_data.ttl - (now - stat.mtime / 1000)))
     return Holding(

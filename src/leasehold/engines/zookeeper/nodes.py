@@ -15,7 +15,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable
-from functools import lru_cache
+from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
 from leasehold.core.lock_state import describe_kind
@@ -28,7 +28,6 @@ ROOT: Final = f"/{FORMAT}"
 TOKEN_BASE: Final = f"{ROOT}/base"  # added to every token; the nodes of names have a colon, so they cannot collide
 TOKEN_BOUND: Final = 2**53  # every token is lower, so that every language can represent it exactly
 _encode_json: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would build an encoder each time
-_MAX_CACHED_LENGTH: Final = 100  # other programs may have made nodes with names of a megabyte
 _NODE_NAME: Final = re.compile(r"(l|s[1-9][0-9]{0,9})-(x|r)-([0-9a-f]+)-([0-9]{10})")
 
 
@@ -56,51 +55,54 @@ def name_prefix(claim: Claim) -> str:
 
 
 def parse_name(name: str) -> ClaimNode | None:
-    return _parse(name) if len(name) <= _MAX_CACHED_LENGTH else _parse.__wrapped__(name)
-
-
-# Each claim that joins or is woken reads the names of all that wait, and most of them were read before.
-@lru_cache(maxsize=16_384)
-def _parse(name: str) -> ClaimNode | None:
     match = _NODE_NAME.fullmatch(name)
     return ClaimNode(int(match[4]), name, match[1], match[2], match[3]) if match else None
 
 
-class NodeQueue:
-    """The nodes of one name, ordered by sequence number. Nodes that are not ours are ignored."""
+def _sequence_digits(name: str) -> str:
+    return name[-10:]
 
-    __slots__ = ("_holder_count", "nodes")
+
+class NodeQueue:
+    """The nodes of one name, ordered by sequence number. Nodes that are not ours are ignored.
+
+    Each claim that joins or is woken reads the names of all claims in the queue, so only those that decide something are
+    parsed.
+    """
+
+    __slots__ = ("_holder_count", "names")
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.nodes = sorted(node for node in map(parse_name, names) if node)
+        self.names = sorted(filter(_NODE_NAME.fullmatch, names), key=_sequence_digits)
         self._holder_count = self._count_holders()
 
     def _count_holders(self) -> int:
         """How many nodes at the front hold the name, or will at their next attempt. The first node fixes the kind."""
-        if not self.nodes:
+        if not self.names:
             return 0
-        first = self.nodes[0]
+        first = self.node(0)
         if (first.kind, first.mode) == ("l", "x"):
             return 1
-        same_kind_end = next(
-            (index for index, node in enumerate(self.nodes) if node.kind != first.kind), len(self.nodes)
-        )
-        if first.kind != "l":
-            return min(same_kind_end, first.kind_and_limit[1])
-        return next((index for index, node in enumerate(self.nodes[:same_kind_end]) if node.mode == "x"), same_kind_end)
+        same = "l-r-" if first.kind == "l" else f"{first.kind}-"
+        limit = None if first.kind == "l" else first.kind_and_limit[1]
+        return sum(1 for _ in takewhile(lambda name: name.startswith(same), islice(self.names, limit)))
+
+    def node(self, index: int) -> ClaimNode:
+        node = parse_name(self.names[index])
+        assert node is not None  # noqa: S101  # for the type checker
+        return node
 
     @property
     def holders(self) -> list[ClaimNode]:
-        return self.nodes[: self._holder_count]
+        return [self.node(index) for index in range(self._holder_count)]
 
     def by_id_hash(self, id_hash: str) -> list[ClaimNode]:
-        return [node for node in self.nodes if node.id_hash == id_hash]
+        part = f"-{id_hash}-"
+        return [self.node(index) for index, name in enumerate(self.names) if part in name]
 
     def index(self, name: str) -> int | None:
-        if (node := parse_name(name)) is None:
-            return None
-        index = bisect_left(self.nodes, node)
-        return index if index < len(self.nodes) and self.nodes[index] == node else None
+        index = bisect_left(self.names, _sequence_digits(name), key=_sequence_digits)
+        return index if index < len(self.names) and self.names[index] == name else None
 
     def holds(self, index: int) -> bool:
         return index < self._holder_count
@@ -111,18 +113,18 @@ class NodeQueue:
 
     def describe_kind(self) -> str:
         """The kind of this queue, which its first node fixes."""
-        return describe_kind(*self.nodes[0].kind_and_limit)
+        return describe_kind(*self.node(0).kind_and_limit)
 
     def mismatches(self, index: int) -> bool:
         """Whether the node at `index` is of another kind than this queue."""
-        return self.nodes[index].kind != self.nodes[0].kind
+        return self.node(index).kind != self.node(0).kind
 
     def predecessor(self, index: int) -> ClaimNode:
         """The node whose end a waiter waits for: for a reader the last writer ahead, otherwise the node just ahead."""
-        node = self.nodes[index]
+        node = self.node(index)
         if node.kind == "l" and node.mode == "r":
-            return next(earlier for earlier in reversed(self.nodes[:index]) if earlier.mode == "x")
-        return self.nodes[index - 1]
+            return next(earlier for earlier in map(self.node, reversed(range(index))) if earlier.mode == "x")
+        return self.node(index - 1)
 
 
 class NodeData(NamedTuple):
