@@ -65,7 +65,9 @@ class RoundResult(NamedTuple):
             try:
                 decoded[index] = decode(reply)
             except LeaseholdError as error:
-                self.errors[index] = error
+                # The frames of its traceback hold the replies of all nodes and refer to this object: they would stay
+                # until the next garbage collection.
+                self.errors[index] = error.with_traceback(None)
                 del self.replies[index]
         return decoded
 

@@ -66,8 +66,8 @@ def _sequence_digits(name: str) -> str:
 class NodeQueue:
     """The nodes of one name, ordered by sequence number. Nodes that are not ours are ignored.
 
-    Each claim that joins or is woken reads the names of all claims in the queue, so only those that decide something are
-    parsed.
+    Each claim that joins or is woken reads the names of all claims in the queue, so only those are parsed that decide
+    something.
     """
 
     __slots__ = ("_holder_count", "names")
