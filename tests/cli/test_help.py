@@ -77,12 +77,14 @@ def test_every_command_help_has_examples_and_exit_codes(name):
         ("elect", ["0", "64", "69", "74", "77", "78", "126", "127", "128+n", "other"]),
         ("ls", ["0", "64", "69", "74", "77", "78"]),
         ("demo", ["0", "1", "64", "69", "74", "77", "78"]),
+        ("doctor", ["0", "1", "2", "64", "74", "78"]),
+        ("", ["0", "1", "2", "64", "69", "74", "75", "77", "78", "79", "126", "127", "128+n"]),
         ("completion", ["0", "64", "74"]),
     ],
 )
 def test_help_lists_the_exit_codes_of_its_command(name, codes):
     rows = help_of(name).partition("Exit codes:\n")[2].splitlines()
-    assert [row.split()[0] for row in rows] == codes
+    assert [row.split()[0] for row in rows if row[2] != " "] == codes
 
 
 def test_every_option_has_help():

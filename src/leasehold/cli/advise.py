@@ -74,7 +74,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
     ),
     "cache": Tool(
         "one caller at a time per key (single-flight)",
-        "the first computes, the others wait for its lock and then find the answer; no fence is needed",
+        "the first computes, the others wait for its lock and then read its answer; no fence is needed",
         'with client.lock(f"render/{key}", wait=5): ...',
         "tutorial",
         engine=True,
@@ -206,8 +206,8 @@ def advise(
 ) -> None:
     """Say what protects you if two processes do the same work at once: often it is not a lock.
 
-    In a terminal, it asks for what the options leave open. It changes nothing and connects to nothing. The reasons
-    are in `leasehold docs choosing`.
+    In a terminal, this command asks for what the options do not say. It changes nothing and connects to nothing. The
+    reasons are in `leasehold docs choosing`.
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """

@@ -77,7 +77,7 @@ def verify_command(
 ) -> int:
     """Check that audit files are complete and unchanged.
 
-    Finds every byte that was changed, removed or inserted, and every line that was removed, moved or doubled. Lines
+    Finds every byte that was changed, removed or inserted, and every line that was removed, moved or duplicated. Lines
     that were cut off at the end, and files that were rewritten, are found only with --anchor, or, as long as the
     key is secret, with --key-file.
 

@@ -14,7 +14,7 @@ from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.doctor import host, real_lock, servers
 from leasehold.cli.doctor.findings import SEVERITIES, Finding, worst
-from leasehold.cli.help import Command, command
+from leasehold.cli.help import command
 from leasehold.core.texts import escape
 from leasehold.engines import health
 from leasehold.errors import Unsupported
@@ -31,16 +31,13 @@ _COLOURS: Final = {"ok": "green", "note": "blue", "warning": "yellow", "danger":
 _MOUNTS: Final = "/proc/self/mounts"
 
 
-class _DoctorCommand(Command):
-    other_codes = (("1", "warnings were found"), ("2", "a danger was found, or the engine cannot be used"))
-
-
 @command(
     "doctor",
     EXAMPLES,
+    exit_codes.CHECK_FAILED,
+    exit_codes.DANGER,
     exit_codes.CONFIG,
     short_help="Find what is unsafe about an engine's configuration.",
-    cls=_DoctorCommand,
 )
 @click.argument("engine_url", required=False, metavar="[URL]")
 @click.option("--strict", is_flag=True, help="Exit 1 for notes as well.")
@@ -68,7 +65,9 @@ def doctor(console: Console, engine_url: str | None, strict: bool) -> int:
         for finding in findings:
             _print(console, finding)
     severity = worst(findings)
-    return {"danger": 2, "warning": 1, "note": int(strict), "ok": 0}[severity]
+    if severity == "danger":
+        return exit_codes.DANGER
+    return exit_codes.CHECK_FAILED if severity == "warning" or (severity == "note" and strict) else exit_codes.OK
 
 
 def _examine(client: Client) -> Iterator[Finding]:

@@ -54,7 +54,7 @@ def top(console: Console, prefix: str, once: bool, interval: float) -> None:
     Keys: up and down select a name, enter shows its holders and its queue, s changes the order, / filters, b shows
     only names with waiters, d shows deadlocks, p pauses, ? shows all keys and what the states mean, q quits.
 
-    AT RISK is a lease that was not renewed in time: less than a third of its life is left. The bar LEFT compares
+    AT RISK means that the lease was not renewed in time: less than a third of its life is left. The bar LEFT compares
     the time left with the longest that was seen. This command never changes a lock.
 
     With `--once`, or if stdout is not a terminal: one table. With `-o json`: the array of `leasehold ls`.

@@ -216,7 +216,7 @@ def _describe_break(previous: Record, record: Record) -> str:
     if record.seq > previous.seq + 1:
         return f"records {previous.seq + 1} to {record.seq - 1} are missing: {record.seq} follows {previous.seq}"
     if record.seq <= previous.seq:
-        return f"record {record.seq} follows {previous.seq}: it was moved, doubled or inserted"
+        return f"record {record.seq} follows {previous.seq}: it was moved, duplicated or inserted"
     return f"record {record.seq} does not continue the chain: the records before it were replaced"
 
 
