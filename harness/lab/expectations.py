@@ -49,8 +49,8 @@ def V(quote: str) -> Expectation:
 _FILE: Final = NotApplicable("there is no server between the contenders and the file")
 _NO_LOG: Final = NotApplicable("it writes nothing to the disk")
 _ONE: Final = NotApplicable("one server has no minority")
-_ONE_SITE: Final = NotApplicable("its servers decide at one site")
-_SAME: Final = NotApplicable("as without this setting")
+_ONE_SITE: Final = NotApplicable("it decides at one site")
+_SAME: Final = NotApplicable("covered by the main setup of this engine")
 _ETCD_CLOCK: Final = NotApplicable("no clock that can step decides anything, and none can be set for a Go program")
 
 _REDIS_RESTART: Final = V("**That a restart keeps a grant**, unless every commit is logged: see the settings below.")

@@ -289,7 +289,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "clock-forward": Fault("the leader's clock steps 10 s, then 60 s ahead", clock_forward, _CLOCK),
     "clock-back": Fault("the leader's clock goes back an hour", clock_back, _CLOCK),
     "clocks-apart": Fault("the clock of a minority is 10 s ahead", clocks_apart, _CLOCK),
-    "disk-full": Fault("a disk is full, and healed", disk_full, _DISK),
+    "disk-full": Fault("a disk fills up, and later has room again", disk_full, _DISK),
     "crowd": Fault("thousands of tasks ask at once", crowd, crowd=True),
 }
 
