@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
 TITLE: Final = "a batch job is cut off from the engine and keeps working after its lease has expired"
-FIX: Final = "it calls lease.check() before each step"
+FIX: Final = "the job calls lease.check() before each step"
 
 _TTL: Final = 1.5
 _STEP: Final = 0.05

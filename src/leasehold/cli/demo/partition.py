@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leasehold.cli.demo.worker import Worker
 
 TITLE: Final = "the network splits, and the holder on the wrong side keeps writing beside the next holder"
-FIX: Final = "it calls lease.check() before each write, and the ledger has a fence (leasehold.fences.SQLFence)"
+FIX: Final = "the holder calls lease.check() before each write, and the ledger has a fence (leasehold.fences.SQLFence)"
 
 _TTL: Final = 3.0
 _CALL_TIMEOUT: Final = 1.0
@@ -225,7 +225,7 @@ def run(runner: DemoRunner, fixed: bool) -> DemoResult:
     if not fixed:
         return DemoResult(overlap > 0, text, result)
     _order(between, "healed")
-    runner.log("the network is healed")
+    runner.log("the network works again")
     first.send_go()
     again = first.wait_for("again")
     refused = messages[-1]["refused"]
