@@ -168,7 +168,7 @@ ALERTS: Final = (
         f"sum by (engine) (increase({_UNEXPECTED_LOSS}[5m])) > 10",
         "{{ $value | humanize }} leases lost on {{ $labels.engine }} in 5 min",
         "So many losses at once come from the engine or the network, not from one process. See LeaseholdEngineDown. "
-        "Then check that every resource has a fence: LeaseholdStaleTokenRejected will follow.",
+        "Then check that every resource has a fence: LeaseholdStaleTokenRejected may follow.",
     ),
     Alert(
         "LeaseholdStaleTokenRejected",
@@ -310,7 +310,7 @@ ALERTS: Final = (
         "increase(leasehold_engine_evictions_total[10m]) > 0",
         "{{ $labels.member }} evicted keys: locks may be among them",
         "Set maxmemory-policy to noeviction, raise maxmemory, and give locks a Redis of their own. "
-        "LeaseholdStaleTokenRejected shows whether there were two holders.",
+        "LeaseholdStaleTokenRejected fires if a fence refused one of two holders.",
     ),
     Alert(
         "LeaseholdUnsafeSetting",
@@ -325,7 +325,7 @@ ALERTS: Final = (
         "warning",
         "1m",
         "leasehold_server_breaker_state == 2",
-        "{{ $labels.instance }} no longer calls {{ $labels.engine }}",
+        "{{ $labels.instance }} refuses acquires: {{ $labels.engine }} did not answer",
         "Too many calls failed. Renewals and releases are still sent; acquires are refused at once. The server "
         "retries by itself: repair the engine.",
     ),
