@@ -56,6 +56,7 @@ class AcquireRequest(Generic[L]):
     position: int | None = None  # when it joined the queue
     answered: bool = False  # the engine answered at least once
     reports: int = 0  # lines logged while it waits
+    search: WaitSearch | None = None  # for deadlocks, if the lock asks for that, while it waits
 
     def may_run(self, error: Unavailable) -> bool:
         """Whether the caller may go on without a grant. Never after an answer: the name was held by another claim, or
@@ -210,16 +211,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
                     engine.forget(without_min_hold(claim))
                     must_release, claim = False, request.with_new_id(claim)
                 claim, failures = _with_queue(claim, deadline), failures + 1
-                request.report_waiting(now(), error)
-                if isinstance(error, Overloaded):
-                    # A claim in the queue may get its reservation soon: its pauses do not grow.
-                    tries = 1 if must_release else failures
-                    pause = timing.overload_pause(tries, error.retry_in or 0.0, core.runtime.random())
-                    await _pause(request, claim, pause, refused=not must_release)
-                else:
-                    pause = max(timing.outage_pause(failures, core.runtime.random()), error.retry_in or 0.0)
-                    await _pause(request, claim, pause)
-                engine = request.get_engine()
+                engine = await _pause_before_retry(request, claim, error, failures, is_queued=must_release)
                 continue
             if isinstance(reply, Grant):
                 valid_until = timing.valid_until(asked_at, reply.ttl, core.options.drift)
@@ -232,48 +224,14 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 # A new id: the release just sent must not hit the next attempt.
                 must_release, late_grants, claim = False, late_grants + 1, request.with_new_id(claim)
                 if late_grants == _MAX_LATE_GRANTS or now() >= deadline:
-                    raise Unavailable(
-                        f"the engine took longer to grant {claim.name} than its ttl of {claim.ttl} s: "
-                        "choose a longer ttl",
-                        seconds=now() - asked_at,
-                    )
+                    raise _late_grant_error(claim, now() - asked_at)
                 continue
             request.answered, failures = True, 0
             must_release = claim.queue  # answered busy and never queued: nothing to release
-            if request.waiting_deadlocks and wait != 0:
-                raise SelfDeadlock(
-                    claim.name,
-                    why="a writer is queued behind its read lock, so a second one would never be granted; "
-                    "pass the lease down",
-                )
-            remaining = deadline - now()
-            if remaining <= 0:
-                raise NotAcquired(
-                    claim.name, waited=now() - request.began if wait else 0.0, **_for_display(reply)._asdict()
-                )
+            if request.waiting_deadlocks or now() >= deadline:
+                raise _not_acquired(request, reply)
             if claim.queue:
-                if not request.waited:
-                    request.waited, request.position = True, reply.position
-                    search = WaitSearch(core, now()) if options.on_deadlock == "raise" else None
-                # The claim stays queued meanwhile (E7).
-                try:
-                    waits = True
-                    while waits:
-                        request.report_waiting(now(), reply)
-                        seconds = min(remaining, timing.recheck_interval(reply.position), request.until_report(now()))
-                        if search is not None:
-                            seconds = min(seconds, search.seconds_left(now()))
-                        end = now() + seconds
-                        await engine.wait(claim, reply, seconds)
-                        if search is not None:
-                            await search.search_if_due(claim)
-                        engine = request.get_engine()  # after every wait: waiters notice that the client was closed
-                        remaining = deadline - now()
-                        waits = remaining > 0 and now() >= end and request.is_kept(claim, reply, asked_at)
-                except Unavailable:
-                    if not retries:
-                        raise
-                    engine = request.get_engine()
+                engine = await _wait_in_queue(request, engine, claim, reply, asked_at)
             else:
                 claim = _with_queue(claim, deadline)
     except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
@@ -282,6 +240,66 @@ async def acquire(request: AcquireRequest[L]) -> L:
         else:
             core.registry.remove_waiter(claim.id_hash)
         raise
+
+
+async def _wait_in_queue(
+    request: AcquireRequest[L], engine: Engine, claim: Claim, reply: Busy, asked_at: float
+) -> Engine:
+    """Wait until it is time for the next attempt, and return the engine to send it to. The claim stays queued (E7)."""
+    core, options = request.lock._core, request.lock.options
+    now, deadline = core.runtime.now, claim.wait_deadline
+    if not request.waited:
+        request.waited, request.position = True, reply.position
+        request.search = WaitSearch(core, now()) if options.on_deadlock == "raise" else None
+    search = request.search
+    try:
+        while True:
+            request.report_waiting(now(), reply)
+            seconds = max(0.0, min(deadline - now(), timing.recheck_interval(reply.position)))
+            seconds = min(seconds, request.until_report(now()))
+            if search is not None:
+                seconds = min(seconds, search.seconds_left(now()))
+            end = now() + seconds
+            await engine.wait(claim, reply, seconds)
+            if search is not None:
+                await search.search_if_due(claim)
+            engine = request.get_engine()  # after every wait: waiters notice that the client was closed
+            if not end <= now() < deadline or not request.is_kept(claim, reply, asked_at):
+                return engine
+    except Unavailable:
+        if options.on_unavailable != "wait":
+            raise
+        return request.get_engine()
+
+
+async def _pause_before_retry(
+    request: AcquireRequest[L], claim: Claim, error: Unavailable, failures: int, *, is_queued: bool
+) -> Engine:
+    """Pause after an attempt without an answer, or one that was refused, and return the engine to send the next to."""
+    runtime = request.lock._core.runtime
+    request.report_waiting(runtime.now(), error)
+    if isinstance(error, Overloaded):
+        # A claim in the queue may get its reservation soon: its pauses do not grow.
+        pause = timing.overload_pause(1 if is_queued else failures, error.retry_in or 0.0, runtime.random())
+        await _pause(request, claim, pause, refused=not is_queued)
+    else:
+        await _pause(request, claim, max(timing.outage_pause(failures, runtime.random()), error.retry_in or 0.0))
+    return request.get_engine()
+
+
+def _not_acquired(request: AcquireRequest[L], reply: Busy) -> LeaseholdError:
+    """The name is busy, and the caller cannot wait, or has waited long enough."""
+    name, now = request.claim.name, request.lock._core.runtime.now()
+    if request.waiting_deadlocks:
+        why = "a writer is queued behind its read lock, so a second one would never be granted; pass the lease down"
+        return SelfDeadlock(name, why=why)
+    waited = now - request.began if request.wait else 0.0
+    return NotAcquired(name, waited=waited, **_for_display(reply)._asdict())
+
+
+def _late_grant_error(claim: Claim, seconds: float) -> Unavailable:
+    text = f"the engine took longer to grant {claim.name} than its ttl of {claim.ttl} s: choose a longer ttl"
+    return Unavailable(text, seconds=seconds)
 
 
 def _for_display(busy: Busy) -> Busy:
