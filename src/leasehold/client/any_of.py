@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
@@ -245,20 +245,19 @@ class BaseAnyOf(BaseLock[L], Generic[L]):
         if not core.runtime.bind():
             core.rebind_loop()
         locks, began = self._not_held_here(wait), core.runtime.now()
-        requests: dict[BaseLock[L], AcquireRequest[L]] = {}  # the last one for each name
-        in_flight: set[str] = set()
+        pool_acquire = _PoolAcquire(self, locks, began, wait)
         try:
-            lease, request = await self._first_lease(locks, began, wait, requests, in_flight)
+            lease, request = await pool_acquire.run()
         except BaseException as error:
             if core.reports():
                 refusals = {refusal.name: refusal for refusal in getattr(error, "refusals", ())}
-                for lock, failed in requests.items():
+                for lock, failed in pool_acquire.requests.items():
                     core.emit("attempted", failed.claim)
                     reason = refusals.get(lock.name, error)
                     core.report_not_acquired(failed.claim, began, failed.waited, failed.position, reason)
             raise
         finally:
-            core.in_flight.difference_update(in_flight)
+            core.in_flight.difference_update(pool_acquire.in_flight)
         if core.reports():
             core.emit("attempted", lease._claim)
             request.lock._report_granted(lease, request)
@@ -281,46 +280,70 @@ class BaseAnyOf(BaseLock[L], Generic[L]):
             raise SelfDeadlock(self.name, token=held[locks[0]].lease._token, why="release one of them first")
         return locks
 
-    async def _first_lease(
-        self,
-        locks: Sequence[BaseLock[L]],
-        began: float,
-        wait: float | None,
-        requests: dict[BaseLock[L], AcquireRequest[L]],
-        in_flight: set[str],
-    ) -> tuple[L, AcquireRequest[L]]:
+    async def _locked(self) -> bool:
+        """Whether all of the names are held."""
+        for lock in self.locks:
+            if not await lock._locked():
+                return False
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class _PoolAcquire(Generic[L]):
+    """One call to acquire any of the names."""
+
+    pool: BaseAnyOf[L]
+    locks: Sequence[BaseLock[L]]
+    began: float
+    wait: float | None
+    requests: dict[BaseLock[L], AcquireRequest[L]] = field(default_factory=dict)  # the last one for each name
+    in_flight: set[str] = field(default_factory=set)  # id hashes of all its claims
+    refusals: dict[str, NotAcquired] = field(default_factory=dict)  # the last one for each name
+    failure: Unavailable | None = None  # of the attempts before queueing
+
+    async def run(self) -> tuple[L, AcquireRequest[L]]:
         """Attempt each name once, without queueing. If none is free, queue for all of them."""
-        core, refusals, failure = self._core, dict[str, NotAcquired](), None
-        deadline = timing.NEVER if wait is None else began + wait
+        found = await self._attempt_each()
+        if found is None and self.wait == 0:
+            raise NotAcquired(self.pool.name, refusals=tuple(self.refusals.values()))
+        return found or await self._queue_for_all()
+
+    @property
+    def deadline(self) -> float:
+        return timing.NEVER if self.wait is None else self.began + self.wait
+
+    async def _attempt_each(self) -> tuple[L, AcquireRequest[L]] | None:
+        core, may_wait = self.pool._core, self.wait != 0
+        retries = may_wait and self.pool.options.on_unavailable == "wait"
         get_engine: Callable[[], Engine] = core.engine_unless_closed
-        if wait and self.options.on_unavailable == "wait":
-            get_engine = partial(_bounded_engine, core, deadline)
-        for lock in locks:
-            once: AcquireRequest[L] = AcquireRequest(lock, lock._new_claim(), began, 0, False, get_engine)
-            requests[lock] = once
-            self._track(once, in_flight)
+        if retries and self.wait is not None:
+            get_engine = partial(_bounded_engine, core, self.deadline)
+        for lock in self.locks:
+            once: AcquireRequest[L] = AcquireRequest(lock, lock._new_claim(), self.began, 0, False, get_engine)
+            self._track(lock, once)
             try:
                 return await acquire(once), once
             except NotAcquired as refusal:
-                refusals[lock.name] = refusal
+                self.refusals[lock.name] = refusal
             except Unavailable as error:
-                if wait == 0 or self.options.on_unavailable != "wait":
+                if not retries:
                     raise
-                failure = error
-                break  # the attempts below are repeated until the engine answers
-            if wait and core.runtime.now() >= deadline:
+                self.failure = error
+                break  # the attempts of `_queue_for_all` are repeated until the engine answers
+            if may_wait and core.runtime.now() >= self.deadline:
                 break
-        if wait == 0:
-            raise NotAcquired(self.name, refusals=tuple(refusals.values()))
-        caller, members = core.runtime.signal(), list[_Member[L]]()
+        return None
+
+    async def _queue_for_all(self) -> tuple[L, AcquireRequest[L]]:
+        runtime = self.pool._core.runtime
+        caller, members = runtime.signal(), list[_Member[L]]()
         winner: _Member[L] | None = None
         try:
-            for lock in locks:
-                members.append(member := _Member(lock, began, wait, caller))
-                requests[lock] = member.request
-                self._track(member.request, in_flight)
+            for lock in self.locks:
+                members.append(member := _Member(lock, self.began, self.wait, caller))
+                self._track(lock, member.request)
             try:
-                winner = await _first_grant(members, caller, core.runtime, deadline + _LAST_ATTEMPTS)
+                winner = await _first_grant(members, caller, runtime, self.deadline + _LAST_ATTEMPTS)
             finally:
                 _leave_all(members)
         except BaseException:
@@ -329,23 +352,21 @@ class BaseAnyOf(BaseLock[L], Generic[L]):
                     member.lease._release_nowait()
             raise
         if winner is None:
-            refusals.update({member.request.lock.name: member.refusal for member in members if member.refusal})
-            if not refusals and failure is not None:
-                raise failure
-            given_up = tuple(refusals[lock.name] for lock in locks if lock.name in refusals)
-            raise NotAcquired(self.name, waited=core.runtime.now() - began, refusals=given_up)
+            raise self._not_acquired(members)
         return cast("L", winner.lease), winner.request
 
-    def _track(self, request: AcquireRequest[L], in_flight: set[str]) -> None:
-        in_flight.add(request.claim.id_hash)
-        self._core.in_flight.add(request.claim.id_hash)
+    def _not_acquired(self, members: Sequence[_Member[L]]) -> NotAcquired | Unavailable:
+        self.refusals.update({member.request.lock.name: member.refusal for member in members if member.refusal})
+        if not self.refusals and self.failure is not None:
+            return self.failure
+        given_up = tuple(self.refusals[lock.name] for lock in self.locks if lock.name in self.refusals)
+        waited = self.pool._core.runtime.now() - self.began
+        return NotAcquired(self.pool.name, waited=waited, refusals=given_up)
 
-    async def _locked(self) -> bool:
-        """Whether all of the names are held."""
-        for lock in self.locks:
-            if not await lock._locked():
-                return False
-        return True
+    def _track(self, lock: BaseLock[L], request: AcquireRequest[L]) -> None:
+        self.requests[lock] = request
+        self.in_flight.add(request.claim.id_hash)
+        self.pool._core.in_flight.add(request.claim.id_hash)
 
 
 def _list_names(names: Sequence[str]) -> str:
