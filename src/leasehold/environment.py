@@ -7,7 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from leasehold.client.held_locks import ENTERED
+from leasehold.client.held_locks import CURRENT_LEASES
 from leasehold.config import check_ttl
 from leasehold.core.names import check_name
 from leasehold.core.timing import NEVER
@@ -50,7 +50,7 @@ def current_lease(name: str | None = None) -> Lease | AsyncLease | CurrentLease:
     name is given, if the block is that of a multilock and no name is given, or if the environment has a value that
     `leasehold run` never sets.
     """
-    for leases in reversed(ENTERED.get()):
+    for leases in reversed(CURRENT_LEASES.get()):
         if name is None and not leases and not leases.was_left_here():  # the token of an outer block is of another name
             raise ConfigError(
                 "the `with` block in which this task was created has been left, and its lease is released: wait for "

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, CurrentLease, LeaseLost, MultiLock, NotAcquired, current_lease
-from leasehold.client.held_locks import ENTERED
+from leasehold.client.held_locks import CURRENT_LEASES
 
 
 def current_name(name: str | None = None) -> str | None:
@@ -107,7 +107,7 @@ def test_current_lease_is_restored_when_entering_fails(client) -> None:
         with pytest.raises(NotAcquired), client.multilock(["a", "busy"], wait=0):
             pytest.fail("entered")
         assert current_lease() is outer
-        assert len(ENTERED.get()) == 1
+        assert len(CURRENT_LEASES.get()) == 1
     held.release()
 
 
@@ -127,11 +127,11 @@ def test_blocks_left_in_the_order_of_entry_leave_no_entries(client) -> None:
         following.enter_context(client.lock(str(number)))
         previous.close()
         assert current_name() == str(number)
-        assert len(ENTERED.get()) <= 2  # with the one that was just left
+        assert len(CURRENT_LEASES.get()) <= 2  # with the one that was just left
         previous = following
     previous.close()
     assert current_name() is None
-    assert not any(ENTERED.get())  # the next `with` drops what is empty
+    assert not any(CURRENT_LEASES.get())  # the next `with` drops what is empty
 
 
 def test_generator_with_a_lock_sets_the_context_of_its_caller(client) -> None:
@@ -156,7 +156,7 @@ def test_block_left_in_another_thread_is_current_nowhere(client, in_new_thread) 
     in_new_thread(stack.close)
     assert current_name() is None
     with client.lock("b"):
-        assert len(ENTERED.get()) == 1  # the entry of `a` is gone
+        assert len(CURRENT_LEASES.get()) == 1  # the entry of `a` is gone
 
 
 def test_thread_started_with_a_copied_context_has_the_lease(client) -> None:
@@ -258,11 +258,11 @@ def test_outer_lease_is_current_after_inner_blocks_are_left(client) -> None:
 def test_leaving_a_block_sets_no_context_variable(client) -> None:
     """The garbage collector may leave one while CPython sets another variable of the context, which then crashes."""
     with client.lock("a"):
-        before = ENTERED.get()
-    assert ENTERED.get() is before
+        before = CURRENT_LEASES.get()
+    assert CURRENT_LEASES.get() is before
     with client.multilock(["a", "b"]):
-        before = ENTERED.get()
-    assert ENTERED.get() is before
+        before = CURRENT_LEASES.get()
+    assert CURRENT_LEASES.get() is before
 
 
 def test_task_that_outlives_its_block_does_not_get_the_outer_lease() -> None:

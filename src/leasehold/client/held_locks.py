@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Key: TypeAlias = tuple[Hashable, str]
 
 
-class EnteredLeases(list["BaseLease"]):
+class CurrentLeases(list["BaseLease"]):
     """The leases of one `with`, for `current_lease`. Empty once that was left, whichever thread or task left it."""
 
     __slots__ = ("_left_by",)
@@ -43,15 +43,17 @@ class EnteredLeases(list["BaseLease"]):
         return left_by() is (runtime.blocked_task() or runtime.owner())
 
 
-# Of each `with` around the running code, outermost first. Contexts are copied, and no other one can be changed from
-# here. Leaving a `with` does not set the variable: the garbage collector may close a generator, and so leave its
-# `with`, while CPython sets any variable of this context, and a second `set` inside the first crashes the interpreter.
-# The next `with` drops what was left.
-ENTERED: Final[ContextVar[tuple[EnteredLeases, ...]]] = ContextVar("leasehold_entered", default=())
+# The leases of each `with` around the running code, outermost first. Contexts are copied, and code that runs in one
+# cannot change the others. Leaving a `with` does not set the variable: the garbage collector may close a generator, and
+# so leave its `with`, while CPython sets any variable of this context, and a second `set` inside the first crashes the
+# interpreter. The next `with` drops the empty ones.
+CURRENT_LEASES: Final[ContextVar[tuple[CurrentLeases, ...]]] = ContextVar("leasehold_current_leases", default=())
 
 
 @dataclass(slots=True, eq=False)
 class HeldLock:
+    """One hold of a lease: by a `with`, by a decorator, or by `acquire()` of a reentrant lock."""
+
     lock: object  # the lock whose `with` will leave it; None: from acquire() of a reentrant lock
     lease: BaseLease
     mode: Mode
@@ -59,7 +61,7 @@ class HeldLock:
     interrupt: Interrupt | None = None
     task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
     released: bool = False  # leaving the `with` releases nothing more
-    entered: EnteredLeases = field(default_factory=EnteredLeases)  # what ENTERED has of its `with`
+    current_leases: CurrentLeases = field(default_factory=CurrentLeases)  # its `with` in CURRENT_LEASES
     order: int = 0  # of a pool (`any_of`): one `with` may be inside another, each with another name
     reentered: bool = False  # a hold of a lease that was held before: it counts in the lease's depth, recorded or not
 

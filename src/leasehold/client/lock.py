@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, 
 
 from leasehold.client.acquire import AcquireRequest, acquire, fast_tuple
 from leasehold.client.decorator import FilledParameters, call_filled
-from leasehold.client.held_locks import ENTERED, HeldLock
+from leasehold.client.held_locks import CURRENT_LEASES, HeldLock
 from leasehold.client.lease import LOST, RELEASED, BaseLease
 from leasehold.config import UNSET, Duration, LockOptions, Unset, check_required, check_wait
 from leasehold.core.names import check_name, make_claim_id
@@ -280,8 +280,8 @@ class BaseLock(LeaseAttributes, Generic[L]):
         if self.options.reentrant:
             held_lock.task = core.runtime.blocked_task()
         core.held_locks.push(lease._claim.name, held_lock)
-        held_lock.entered.append(lease)
-        ENTERED.set((*filter(None, ENTERED.get()), held_lock.entered))
+        held_lock.current_leases.append(lease)
+        CURRENT_LEASES.set((*filter(None, CURRENT_LEASES.get()), held_lock.current_leases))
         if interrupt is not None:
             lease._interrupt = interrupt
             if lease.state is LOST:  # it was lost before the interrupt was in place
@@ -294,7 +294,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
         """Release, and raise `LeaseLost` if the lease was lost, by the clock, before anything was sent. `exited`: the
         entry that is left, for `_rollback_exit`."""
         held_lock = self._core.held_locks.pop(self.name, self, frame, exited)
-        held_lock.entered.leave(self._core.runtime)
+        held_lock.current_leases.leave(self._core.runtime)
         interrupted = held_lock.interrupt is not None and held_lock.interrupt.disarm(kind)
         lease = held_lock.lease
         if not held_lock.released:
@@ -310,7 +310,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
     def _rollback_enter(self, entered: list[HeldLock]) -> None:
         """After Ctrl-C while entering a `with`: release what this one acquired, recorded or not yet."""
         for held_lock in entered:
-            held_lock.entered.leave(self._core.runtime)
+            held_lock.current_leases.leave(self._core.runtime)
             if (self._core.held_locks.remove(held_lock) or held_lock.reentered) and not held_lock.released:
                 held_lock.lease._release_nowait(held_lock)
 
@@ -319,7 +319,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
         if not exited and (held_lock := self._core.held_locks.pop_if_present(self, frame)):
             exited.append(held_lock)
         for held_lock in exited:
-            held_lock.entered.leave(self._core.runtime)
+            held_lock.current_leases.leave(self._core.runtime)
             self._core.held_locks.remove(held_lock)
             if not held_lock.released:
                 held_lock.lease._release_nowait(held_lock)

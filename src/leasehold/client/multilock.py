@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from leasehold.client.any_of import BaseAnyOf
-from leasehold.client.held_locks import ENTERED, HeldLock
+from leasehold.client.held_locks import CURRENT_LEASES, HeldLock
 from leasehold.client.lease import BY_LOCAL_CLOCK, BaseLease, wait_lost
 from leasehold.client.lock import BaseLock, LeaseAttributes
 from leasehold.config import UNSET, Duration, Unset, check_wait
@@ -139,7 +139,7 @@ def roll_back(members: list[MemberLock]) -> None:
     error: BaseException | None = None
     while members:
         lock, held_lock = members[-1]
-        held_lock.entered.leave(lock._core.runtime)
+        held_lock.current_leases.leave(lock._core.runtime)
         try:
             lock._core.held_locks.remove(held_lock)
             held_lock.lease._rollback(held_lock)
@@ -222,9 +222,9 @@ class BaseMultiLock(LeaseAttributes, Generic[L, S]):
             interrupt.disarm(None)
         leases = {member.lock: member.held_lock.lease for member in members}
         if frame is not None:
-            entered = members[0].held_lock.entered
-            entered.extend(leases[lock] for lock in self.locks)
-            ENTERED.set((*filter(None, ENTERED.get()), entered))
+            current = members[0].held_lock.current_leases
+            current.extend(leases[lock] for lock in self.locks)
+            CURRENT_LEASES.set((*filter(None, CURRENT_LEASES.get()), current))
         result: S = self._leases_type({lock: leases[lock] for lock in self.locks})
         return result
 
@@ -250,7 +250,7 @@ class BaseMultiLock(LeaseAttributes, Generic[L, S]):
         """Release all. Whether one was lost is decided by the clock before anything is sent, or by the engine's answer
         to the release. `exited` as for a lock."""
         for lock in reversed(self._sorted_locks):
-            lock._core.held_locks.pop(lock.name, self, frame, exited).entered.leave(lock._core.runtime)
+            lock._core.held_locks.pop(lock.name, self, frame, exited).current_leases.leave(lock._core.runtime)
         interrupt = next((held_lock.interrupt for held_lock in exited if held_lock.interrupt is not None), None)
         interrupted = interrupt is not None and interrupt.disarm(kind)
         leases = [held_lock.lease for held_lock in reversed(exited)]
@@ -272,7 +272,7 @@ class BaseMultiLock(LeaseAttributes, Generic[L, S]):
                 if (held_lock := lock._core.held_locks.pop_if_present(self, frame)) is not None:
                     exited.append(held_lock)
         for held_lock in exited:
-            held_lock.entered.leave(held_lock.lease._core.runtime)
+            held_lock.current_leases.leave(held_lock.lease._core.runtime)
             held_lock.lease._core.held_locks.remove(held_lock)
             if not held_lock.released:
                 held_lock.lease._release_nowait(held_lock)
