@@ -19,6 +19,10 @@ Reason: TypeAlias = Literal[
 
 NO_MIN_HOLD: Final = -1.0  # `Claim.min_hold` of a release without work done under the grant
 
+# Builds a named tuple from a tuple of all its fields, in a third of the time of calling the class, and a sixth of
+# `_replace`. For values that every acquire builds.
+fast_tuple: Final = tuple.__new__
+
 
 class Holder(NamedTuple):
     """Who makes a claim, whether it is granted or waits: a name for display. No decision depends on it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from leasehold import log_lines
-from leasehold.client.acquire import fast_tuple, without_min_hold
+from leasehold.client.acquire import without_min_hold
 from leasehold.client.attempt_limit import AttemptLimit
 from leasehold.client.breaker import BreakerEngine, SharedBreaker
 from leasehold.client.callbacks import CallbackThread
@@ -29,7 +29,7 @@ from leasehold.engines.base import Engine, Opener
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.errors import ConfigError, Deadlocked, NotAcquired, Reentered, StaleToken, Unavailable
 from leasehold.events import Event, EventKind, FenceKind, Hook, call_hook, count_dropped_event
-from leasehold.model import Claim, Holder, Reason, Traits
+from leasehold.model import Claim, Holder, Reason, Traits, fast_tuple
 from leasehold.runtime.base import Runtime
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from enum import StrEnum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
-from leasehold.client.acquire import fast_tuple, without_min_hold
+from leasehold.client.acquire import without_min_hold
 from leasehold.config import Duration, check_seconds, check_ttl
 from leasehold.core import timing
 from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable, for_caller
 from leasehold.events import FenceKind, Hook
-from leasehold.model import Alive, Claim, Gone, Grant, Reason
+from leasehold.model import Alive, Claim, Gone, Grant, Reason, fast_tuple
 
 if TYPE_CHECKING:
     from leasehold.client.core import ClientCore

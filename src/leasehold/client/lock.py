@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
-from leasehold.client.acquire import AcquireRequest, acquire, fast_tuple
+from leasehold.client.acquire import AcquireRequest, acquire
 from leasehold.client.decorator import FilledParameters, call_filled
 from leasehold.client.held_locks import CURRENT_LEASES, HeldLock
 from leasehold.client.lease import LOST, RELEASED, BaseLease
@@ -16,7 +16,7 @@ from leasehold.core.names import check_name, make_claim_id
 from leasehold.core.timing import NEVER
 from leasehold.engines.base import Engine
 from leasehold.errors import LeaseLost, NotAcquired, SelfDeadlock, Unavailable, Unsupported
-from leasehold.model import Claim, Kind, Mode
+from leasehold.model import Claim, Kind, Mode, fast_tuple
 from leasehold.runtime.base import maybe_await
 
 if TYPE_CHECKING:

@@ -35,9 +35,8 @@ from leasehold.core.queue_entry import (
 )
 from leasehold.core.timing import NEVER, RESERVATION_PROBE, RESERVATION_TTL, WAITER_TTL
 from leasehold.errors import Mismatch
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Kind, Mode
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Kind, Mode, fast_tuple
 
-_new = tuple.__new__  # builds a named tuple on the hot path for a third of the cost of its constructor
 AttemptResult: TypeAlias = "tuple[Grant | Busy, list[Notification]]"
 
 
@@ -93,7 +92,7 @@ class LockState:
             ):
                 entry = self._add_entry(context.now, claim, client)
                 self._make_holder(context, entry, HELD, context.now + claim.ttl)
-                return _new(Grant, (entry.token, claim.ttl, entry.slot)), notifications
+                return fast_tuple(Grant, (entry.token, claim.ttl, entry.slot)), notifications
             if not claim.queue:
                 return self._busy(context.now, None), notifications
             entry = self._add_entry(context.now, claim, client)

@@ -16,14 +16,12 @@ from leasehold.core.queue_entry import COOLING, HELD, WAITING, QueueEntry
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands, Script, load
 from leasehold.engines.redis.server import encode_command
 from leasehold.errors import Unavailable
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Kind
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Kind, fast_tuple
 
 _MAX_CACHED_ARGUMENTS: Final = 4096  # encoded argument lists
 MAX_CACHED_NAMES: Final = 16_384  # about 450 bytes each: a client may hold ten thousand names
 _MAX_MICROS: Final = 100 * 365 * 86_400 * MICROS  # a century: a double still holds sums of such times exactly
 _ID_HASH_HEADER: Final = b"$16\r\n"
-
-_new_tuple = tuple.__new__  # faster than `Grant(...)`, which matches arguments first
 
 
 class NameKeys(NamedTuple):
@@ -235,7 +233,7 @@ def decode_attempt(claim: Claim, reply: Any) -> Grant | Busy:
     if reply.__class__ is list and len(reply) == 3:  # the usual reply; `match` takes five times as long
         token, life, slot = reply
         if token.__class__ is life.__class__ is slot.__class__ is int and token > 0:
-            return _new_tuple(Grant, (token, life / MICROS, None if slot < 0 else slot))
+            return fast_tuple(Grant, (token, life / MICROS, None if slot < 0 else slot))
     match reply:
         case [0, int(left), int(raw_position), int(token), bytes(holder), int()]:
             position = None if raw_position < 0 else raw_position
@@ -269,7 +267,7 @@ def decode_renewals(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
     if reply.__class__ is list and len(claims) == 1 and len(reply) == 2:  # the usual reply
         life, position = reply
         if life.__class__ is position.__class__ is int and life >= 0:
-            return [_new_tuple(Alive, (life / MICROS, None if position < 0 else position))]
+            return [fast_tuple(Alive, (life / MICROS, None if position < 0 else position))]
     if not isinstance(reply, list) or len(reply) != 2 * len(claims) or not all(type(number) is int for number in reply):
         raise unexpected_reply()
     answers: list[Alive | Gone] = []
