@@ -15,10 +15,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from leasehold.config import EngineConfig
 from leasehold.core.lock_state import LockState, mismatch
 from leasehold.core.queue_entry import Context, Notification, TokenCounter
-from leasehold.core.timing import WAITER_TTL
-from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
+from leasehold.engines.registry import ClaimRegistry, make_unknown_claim, wait_for_wakeup
 from leasehold.errors import Mismatch, Reentered, Unavailable
-from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Traits
+from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime, maybe_await
 
 T = TypeVar("T")
@@ -292,8 +291,8 @@ class MemoryEngine:
         self._transport.close(self._registry.client_id)
 
     def _on_notification(self, notification: Notification, namespace: str, name: str) -> None:
-        unknown_claim = Claim(namespace, name, "", notification.id_hash, Holder("stray"), WAITER_TTL)
-        self._registry.on_notification(notification.kind, notification.id_hash, notification.seconds, unknown_claim)
+        kind, id_hash, seconds = notification.kind, notification.id_hash, notification.seconds
+        self._registry.on_notification(kind, id_hash, seconds, make_unknown_claim(namespace, name, id_hash))
 
 
 _SERVERS: dict[str, MemoryServer] = {}  # never removed: a server's token counter must outlive its clients (E3)

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, NEVER, WAITER_TTL, WAKEUP_SLACK, poll_interval
 from leasehold.errors import StaleToken
-from leasehold.model import Busy, Claim, Reason
+from leasehold.model import Busy, Claim, Holder, Reason
 from leasehold.runtime.base import Runtime, Signal
 
 _MAX_PENDING_RELEASES: Final = 1_000  # beyond this, wake-ups for unknown claims are ignored: a server may send many
@@ -56,8 +56,8 @@ class Waiter:
         self.signal = signal
         self.woken = False
         self.cancelled = False  # the client is closed: stop waiting
-        self.refusals = 0  # by overloaded servers
-        self.refused = False  # ... and it has no position that a heartbeat could keep
+        self.refusals = 0  # how often overloaded servers refused its attempts
+        self.refused = False  # its last attempt was refused, and it is not in the queue: a heartbeat would keep nothing
         self.recheck_at: float | None = None
         self.recheck_by: float | None = None  # attempt again by then: the engine relies on it instead of a notification
         self.polls = 0  # how often it has waited without a wake-up to expect
@@ -148,8 +148,8 @@ class ClaimRegistry:
         """Record a notification about a claim. Callable from any thread.
 
         A reservation for a claim that this client does not know comes from a late attempt of a claim that was given up.
-        Then `unknown_claim`, a claim built from the message and without an id, is released; otherwise the queue would
-        stall until the reservation expires. Engines never end a grant for a claim without an id, because the grant may
+        Then `unknown_claim` (see `make_unknown_claim`) is released; otherwise the queue would stall until the
+        reservation expires. Engines never end a grant for a claim without an id, because the grant may
         have been taken and handed to another client before this notification arrived."""
         if kind == "broken":
             if (lease_ref := self.held.get(id_hash)) and (lease := lease_ref()):
@@ -217,6 +217,11 @@ def snapshot_items(mapping: dict[K, V]) -> list[tuple[K, V]]:
             return list(mapping.items())
         except RuntimeError:
             continue
+
+
+def make_unknown_claim(namespace: str, name: str, id_hash: str) -> Claim:
+    """The claim of a notification, for `on_notification`. It has no id, so its release ends no grant."""
+    return Claim(namespace, name, "", id_hash, Holder("unknown"), WAITER_TTL)
 
 
 def _no_watchdog(_at: float) -> None:

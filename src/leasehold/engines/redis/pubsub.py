@@ -18,15 +18,14 @@ from weakref import ref
 
 import hiredis
 
-from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, WAKEUP_SLACK, backoff
+from leasehold.core.timing import HEARTBEAT_INTERVAL, WAKEUP_SLACK, backoff
 from leasehold.engines.listener_thread import ListenerThread, PushStatus
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
 from leasehold.engines.redis.server import CONNECTION_ERRORS, encode_command
-from leasehold.engines.registry import ClaimRegistry, RecheckTimer, snapshot_items
+from leasehold.engines.registry import ClaimRegistry, RecheckTimer, make_unknown_claim, snapshot_items
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import LeaseholdError, Unavailable
-from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime, log_unexpected, restarting
 from leasehold.runtime.net.blocking import WOKEN, SelfPipe, SocketStream
 from leasehold.runtime.net.event_loop import LoopStream
@@ -141,7 +140,7 @@ class PubSubListener(ListenerThread, BaseSubscription):
                     failed_unexpectedly = True  # even if it had subscribed: the pauses must become longer
                 succeeded, self._succeeded = self._succeeded and not failed_unexpectedly, False
                 misses = 0 if succeeded else misses + 1
-                self._failing = not succeeded  # a lost one will be back soon: worth waiting for
+                self._failing = not succeeded  # after a lost connection the next one is worth waiting for
                 self._on_disconnect()
                 if (registry := self._registry_ref()) is not None:
                     self._recheck_timer.wake_due(registry, float("inf"))  # waiters now have to keep the time themselves
@@ -230,7 +229,7 @@ class PubSubListener(ListenerThread, BaseSubscription):
             elif kind in _NOTIFICATION_KINDS:
                 # A claim still in the registry, even one about to leave, is released by its own caller.
                 name_id = None if registry.knows(id_hash) else parse_key(key.decode())
-                unknown_claim = name_id and Claim(*name_id, "", id_hash, Holder("stray"), WAITER_TTL)
+                unknown_claim = name_id and make_unknown_claim(*name_id, id_hash)
                 registry.on_notification(_NOTIFICATION_KINDS[kind], id_hash, 0.0, unknown_claim)
         except (ValueError, OverflowError):  # not our format
             return

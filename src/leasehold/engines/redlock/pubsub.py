@@ -15,17 +15,16 @@ from typing import Any, Final
 
 import hiredis
 
-from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, backoff
+from leasehold.core.timing import HEARTBEAT_INTERVAL, backoff
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
 from leasehold.engines.redis.server import encode_command
 from leasehold.engines.redlock.node import RedlockNode, new_reader
 from leasehold.engines.redlock.quorum import majority
-from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.registry import ClaimRegistry, make_unknown_claim, snapshot_items
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError
-from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.fanout_blocking import ConnectionGroup, FanoutRequests, WaitPolicy
 
@@ -213,9 +212,7 @@ class NodeSubscriptions(PubSubListener):
             kind, after, key, raw = message.split(b" ", 3)
             id_hash, seconds, name_id = raw.hex(), int(after) / MICROS, parse_key(key.decode())
             if kind == b"reserved" and name_id is not None and not registry.knows(id_hash):
-                registry.on_notification(
-                    "reserved", id_hash, 0.0, Claim(*name_id, "", id_hash, Holder("stray"), WAITER_TTL)
-                )
+                registry.on_notification("reserved", id_hash, 0.0, make_unknown_claim(*name_id, id_hash))
             elif kind == b"reserved":
                 self.on_node_reservation(id_hash, index)
             elif kind == b"recheck":

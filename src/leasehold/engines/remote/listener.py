@@ -13,14 +13,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 from weakref import ref
 
-from leasehold.core.timing import HEARTBEAT_INTERVAL, WAITER_TTL, backoff
+from leasehold.core.timing import HEARTBEAT_INTERVAL, backoff
 from leasehold.engines.listener_thread import ListenerThread
-from leasehold.engines.registry import ClaimRegistry, snapshot_items
+from leasehold.engines.registry import ClaimRegistry, make_unknown_claim, snapshot_items
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.parsing import KEEP_ALIVE, Response, StreamParser
 from leasehold.engines.remote.servers import Server, Servers, read_answers
 from leasehold.errors import LeaseholdError, Unavailable
-from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime, log_unexpected, restarting
 from leasehold.runtime.net.blocking import connect_blocking
 
@@ -112,9 +111,7 @@ class Listener(ListenerThread):
                 self.wake_attempts()
             case wire.Wakeup(namespace, name, id_hash):
                 # A claim still in the registry, even one about to leave, is released by its own caller.
-                unknown_claim = None
-                if not registry.knows(id_hash):
-                    unknown_claim = Claim(namespace, name, "", id_hash, Holder("stray"), WAITER_TTL)
+                unknown_claim = None if registry.knows(id_hash) else make_unknown_claim(namespace, name, id_hash)
                 registry.on_notification("reserved", id_hash, 0.0, unknown_claim)
             case wire.Lost(id_hash):
                 registry.on_notification("broken", id_hash, 0.0, None)
