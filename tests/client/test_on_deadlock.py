@@ -74,7 +74,7 @@ def test_multilock_that_is_deadlocked_releases_what_it_has(url) -> None:
 
 
 def test_pool_that_is_deadlocked_in_all_queues_raises_and_leaves_them(url, monkeypatch) -> None:
-    monkeypatch.setattr(deadlock_search, "TURN", 0.0)  # the other thread waits on: this one gives up
+    monkeypatch.setattr(deadlock_search, "GIVE_UP_INTERVAL", 0.0)  # the other thread waits on: this one gives up
     with Client(url) as client, Client(url) as other:
         pool_is_held = threading.Barrier(2)
 

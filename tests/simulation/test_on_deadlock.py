@@ -108,7 +108,7 @@ def given_up_twice(philosophers: Philosophers) -> list[frozenset[object]]:
 
 
 def test_simulation_finds_callers_that_give_up_together(monkeypatch) -> None:
-    monkeypatch.setattr(deadlock_search, "TURN", 0.0)
+    monkeypatch.setattr(deadlock_search, "GIVE_UP_INTERVAL", 0.0)
     found = []
     for seed in range(15):
         philosophers = Philosophers(seed)

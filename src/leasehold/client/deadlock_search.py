@@ -5,10 +5,11 @@ both existed at one moment (`core/deadlocks.py`). A wait begins to search after 
 pauses that grow up to `MAX_PAUSE`. All waits of a client share the results: it searches at most once in `MIN_INTERVAL`
 seconds, however many of its callers wait.
 
-One caller of a cycle must give up, and one is enough. All that search see the same order (`giving_up_order`). The
-first caller raises as soon as it sees the cycle. The second may not: it is not known whether the first asked for
-"raise". So it raises only if the same cycle is still there `TURN` seconds later, the third after twice that time.
-`TURN` is longer than the pause between two searches: each caller has had its chance before the next one gives up.
+One caller of a cycle must give up, and one is enough. All callers that search see the same order (`giving_up_order`).
+The first in that order raises as soon as it sees the cycle. The second waits, because the first may not have asked for
+"raise": it raises only if the same cycle is still there `GIVE_UP_INTERVAL` seconds later, the third after twice that
+time. `GIVE_UP_INTERVAL` is longer than the pause between two searches, so each caller has its chance before the next
+one gives up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 FIRST_SEARCH: Final = 1.0  # seconds from the start of a wait
 MAX_PAUSE: Final = 5.0  # between two searches of one wait, and up to a quarter more
 MIN_INTERVAL: Final = 1.0  # between two searches of one client
-TURN: Final = 10.0
+GIVE_UP_INTERVAL: Final = 10.0
 _MIN_LEFT: Final = 0.2  # seconds of `wait`, or it ends by itself
 _INSPECT_TIMEOUT: Final = 1.0  # the caller is not woken while it inspects, and a reservation lasts three seconds
 
@@ -110,5 +111,5 @@ class WaitSearch:
             return
         if (cycle := identity(deadlock)) != self._cycle:
             self._cycle, self._seen_since = cycle, now
-        if now - self._seen_since >= TURN * giving_up_order(deadlock).index(fingerprint):
+        if now - self._seen_since >= GIVE_UP_INTERVAL * giving_up_order(deadlock).index(fingerprint):
             raise Deadlocked(claim.name, cycle=str(deadlock), names=tuple(wait.name for wait in deadlock.waits))
