@@ -112,8 +112,8 @@ class AcquireRequest(Generic[L]):
         return waiter.woken or waiter.recheck_at is not None or not reply.position
 
     def is_kept(self, claim: Claim, reply: Busy, asked_at: float) -> bool:
-        """Whether the watchdog keeps the claim in the queue, far from its head, so that an attempt would tell nothing
-        new."""
+        """Whether the watchdog keeps the claim in the queue, far from its head, so that another attempt would be
+        useless."""
         core = self.lock._core
         waiter = core.registry.waiting.get(claim.id_hash)
         if waiter is None or waiter.cancelled or self.is_next(claim, reply):

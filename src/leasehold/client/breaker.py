@@ -108,7 +108,7 @@ class BreakerEngine(WrappedEngine):
     async def _counted(self, call: Awaitable[T]) -> T:
         try:
             answer = await call
-        except Reentered:  # not a word about the engine
+        except Reentered:  # says nothing about the engine
             raise
         except (TransactionOpen, Overloaded):  # that is an answer
             self._breaker.on_answer()

@@ -101,7 +101,7 @@ class ClientCore:
         return self.engine_unless_closed()
 
     def engine_unless_closed(self) -> Engine:
-        """The same, for callers that have just called `bind`."""
+        """The same, for callers that have bound the event loop already."""
         if self.closed:
             raise ConfigError(_CLOSED_TEXT)
         return self._engine

@@ -305,7 +305,7 @@ class BaseLease:
         with self._core.mutex:
             if not self.held:
                 return False
-            held_lock.reentered = True  # in one step with what follows: without a call, nothing interrupts between
+            held_lock.reentered = True  # no call until the depth has changed, too: Ctrl-C cannot come in between
             self._depth += 1
             return True
 
@@ -335,7 +335,7 @@ class BaseLease:
     def _drop_hold(self, held_lock: HeldLock | None) -> bool:
         """Under the mutex: one hold less. True: it was the last hold of a live lease; the caller must release it."""
         if held_lock is not None:
-            held_lock.released = True  # in one step with what follows: without a call, nothing interrupts between
+            held_lock.released = True  # no call until the depth has changed, too: Ctrl-C cannot come in between
         self._depth -= 1
         if self._depth > 0 or self._final_state is not None:
             return False

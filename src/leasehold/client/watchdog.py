@@ -145,7 +145,7 @@ class Watchdog:
         self._wake()
 
     def _wake(self) -> None:
-        """Make the thread look at once. Safe in a finaliser."""
+        """Make the thread run now. Safe in a finaliser."""
         if self._signal is not None:
             self._signal.set()
 

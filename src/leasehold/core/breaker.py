@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-MAX_UNANSWERED: Final = 5  # so many calls in a row without an answer open the breaker
-PROBE_INTERVAL: Final = 1.0  # while it is open, one call in so many seconds goes to the engine
+MAX_UNANSWERED: Final = 5  # calls in a row without an answer open the breaker
+PROBE_INTERVAL: Final = 1.0  # seconds between the calls that go to the engine while it is open
 
 
 class Breaker:
@@ -20,7 +20,7 @@ class Breaker:
         self._next_probe_at = 0.0
 
     def retry_in(self, now: float) -> float:
-        """0: the call may go to the engine. Otherwise it is refused, and a probe is due in so many seconds."""
+        """0: the call may go to the engine. Otherwise the call is refused: the seconds until a probe is due."""
         if not self.open:
             return 0.0
         if now >= self._next_probe_at:

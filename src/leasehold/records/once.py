@@ -34,7 +34,7 @@ OnFailure: TypeAlias = Literal["retry", "keep"]
 _log = logging.getLogger("leasehold.once")
 
 KIND: Final = "once"
-_ABANDONED_KEEP: Final = 30 * DAY  # how long the record of a run is kept that never ends and is not taken over
+_ABANDONED_KEEP: Final = 30 * DAY  # how long the record of a run that never ends is kept, unless another run takes over
 
 
 class OnceArguments(TypedDict, total=False):

@@ -30,7 +30,7 @@ class Versioned(NamedTuple):
 class BaseValue:
     """What `Value` and `AsyncValue` share."""
 
-    _blocking: ClassVar[bool]  # theirs
+    _blocking: ClassVar[bool]  # whether it is part of the blocking API
 
     def __init__(self, client: BaseClient, name: str, *, store: Store | str | None = None) -> None:
         """`store`: a URL or a store object (default: next to the client's locks)."""

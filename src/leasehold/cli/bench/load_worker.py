@@ -27,7 +27,7 @@ GRACE: Final = 1.0  # seconds after the step in which pairs may still be done; l
 _DRAIN: Final = 5.0  # seconds after that in which pairs that have begun may end
 _SIGNIFICANT_BITS: Final = 8  # of a latency
 _MAX_ERROR_TEXTS: Final = 100  # different ones in a step: some contain the name
-_HELD_SECONDS: Final = 40.0  # after a pair has failed, its name may still be held for so long: more than the ttl
+_HELD_SECONDS: Final = 40.0  # after a pair has failed, its name may be held for this long: more than the ttl
 _MAX_RUNNING: Final = 500  # pairs at a time; the others wait, which counts as well
 
 
@@ -36,7 +36,7 @@ class StepResult:
     """One process's share of a step."""
 
     due: int
-    latencies: dict[int, int] = field(default_factory=dict)  # microseconds, rounded, and how many pairs took so long
+    latencies: dict[int, int] = field(default_factory=dict)  # by microseconds, rounded: how many pairs took that long
     errors: dict[str, int] = field(default_factory=dict)
     cpu: float = 0.0  # share of one processor
 

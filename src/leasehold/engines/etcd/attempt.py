@@ -11,11 +11,10 @@ from enum import Enum, auto
 from typing import Final
 
 from leasehold.core.lock_state import describe_kind
-from leasehold.engines.etcd import leases as lifetimes
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.client_state import ClaimState, EtcdClientState, Held, New, Queued, TokenBase, claim_key
 from leasehold.engines.etcd.delays import DelayTracker
-from leasehold.engines.etcd.leases import EtcdLease
+from leasehold.engines.etcd.leases import EtcdLease, required_ttl
 from leasehold.engines.etcd.queue import EntryState, EntryValue, QueueView
 from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
 from leasehold.errors import Mismatch
@@ -68,7 +67,7 @@ class EtcdAttempt:
     async def _enqueue(self) -> Grant | Busy | NextStep:
         """Join the queue, whether or not the name is free. If another claim of this client waits for the name, this
         one has to wait as well; otherwise the name is probably free."""
-        token_base, ttl = await self._get_token_base(), lifetimes.required_ttl(self.claim)
+        token_base, ttl = await self._get_token_base(), required_ttl(self.claim)
         lease = self.claim_state.key_lease
         if lease is None:
             has_to_wait = self.client_state.has_other_waiter(self.claim)
@@ -125,7 +124,7 @@ class EtcdAttempt:
         return queue.may_hold(self.claim_state.queue_key, len(enqueued.conflicts)) and not self._may_be_delayed()
 
     async def _rewrite(self, value: bytes, lease: EtcdLease) -> QueueView | NextStep:
-        """Write a waiter's key anew, on this lease, if it is as this client has seen it last."""
+        """Rewrite a waiter's key, on this lease, if it has not changed since this client last saw it."""
         claim_state, queued = self.claim_state, self.claim_state.state
         assert isinstance(queued, Queued)  # noqa: S101  # for the type checker
         done = await self._write(
@@ -169,7 +168,7 @@ class EtcdAttempt:
         claim_state, token_base, viewed_revision = self.claim_state, await self._get_token_base(), 0
         while True:
             if claim_state.key_lease is None:
-                claim_state.key_lease = await self._get_lease(lifetimes.required_ttl(self.claim))
+                claim_state.key_lease = await self._get_lease(required_ttl(self.claim))
             value, lease_id = self._entry_value("held", token_base.number), claim_state.key_lease.id
             done = await self._write(
                 queue.try_acquire_txn(claim_state.queue_key, value, lease_id, token_base.stored, viewed_revision)
@@ -259,8 +258,8 @@ class EtcdAttempt:
         return await self._claim_grant(checked=True, own=view.own)
 
     async def _take_over(self, own: messages.KeyValue) -> bool:
-        """Write a waiter's key anew if another client has written it last: that one no longer serves the claim, and
-        must not decline for it. False: the key has changed meanwhile."""
+        """Rewrite a waiter's key if another client wrote it last: that client no longer serves the claim, and must not
+        decline for it. False: the key has changed meanwhile."""
         if own.mod_revision == self.claim_state.written_revision or queue.parse_value(own.value).state != "waiting":
             return True
         lease = await self._adopt_lease(own.lease)
@@ -304,7 +303,7 @@ class EtcdAttempt:
             if lease is None:
                 return REREAD
         else:
-            lease = claim_state.prepared_lease or await self._get_lease(lifetimes.required_ttl(self.claim))
+            lease = claim_state.prepared_lease or await self._get_lease(required_ttl(self.claim))
         claim_state.prepared_lease = lease
         queue_key, queued, value = (
             claim_state.queue_key,
@@ -348,7 +347,7 @@ class EtcdAttempt:
         claim_state, key_lease = self.claim_state, await self._adopt_lease(lease_id)
         if key_lease is None:
             return None
-        ttl, prepared = max(lifetimes.required_ttl(self.claim), key_lease.ttl), claim_state.prepared_lease
+        ttl, prepared = max(required_ttl(self.claim), key_lease.ttl), claim_state.prepared_lease
         if prepared is not None and prepared.expires_at >= key_lease.expires_at and prepared.ttl >= ttl:
             return prepared
         if prepared is not None:

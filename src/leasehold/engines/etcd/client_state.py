@@ -8,10 +8,9 @@ from typing import Final, NamedTuple
 from weakref import ref
 
 from leasehold.core.timing import WAITER_TTL, poll_interval
-from leasehold.engines.etcd import leases as lifetimes
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.delays import DelayTracker
-from leasehold.engines.etcd.leases import EtcdLease, LeasePool
+from leasehold.engines.etcd.leases import SERVED_WAITER_LEASE_TTL, WAITER_LEASE_TTL, EtcdLease, LeasePool
 from leasehold.engines.etcd.rpc import ClusterMemory
 from leasehold.engines.etcd.url import EtcdUrl
 from leasehold.engines.etcd.watch import ClaimKey, KeyWatch, WatchCallback, Watcher
@@ -180,8 +179,8 @@ class EtcdClientState:
         as well, the next one needs time to take it over."""
         registry = self._registry()
         if self.watcher.has_no_thread or registry is None or not registry.undo_unanswered:
-            return lifetimes.SERVED_WAITER_LEASE_TTL
-        return lifetimes.WAITER_LEASE_TTL
+            return SERVED_WAITER_LEASE_TTL
+        return WAITER_LEASE_TTL
 
     def waiters_leases(self) -> list[EtcdLease]:
         """The etcd leases that waiters' keys are attached to, and that are to be kept alive (E7). From any thread."""

@@ -24,7 +24,7 @@ from leasehold.runtime.base import Runtime
 class ReleaseAction(Enum):
     NOTHING = auto()  # the claim ended before, or must not be ended by this release
     COOL = auto()  # keep the key without a holder for the rest of `min_hold`
-    RECORD = auto()  # write how the claim ends, so that the waiters know whether its delay starts; then look again
+    RECORD = auto()  # write how the claim ends, so that the waiters know whether its delay starts; then read it again
     DELETE = auto()  # delete the key
 
 
@@ -35,7 +35,7 @@ def choose_action(entry: Entry, claim: Claim, granted: bool, min_hold_left: floa
     |----------------------------|-----------------------------------|-------|------------------------------|
     | cooling                    |                                   |       | NOTHING                      |
     | held, with another token   |                                   |       | NOTHING                      |
-    | held, waiting, released    | granted, of a late wake-up        |       | NOTHING: it may be in use    |
+    | held, waiting, released    | granted, no id: a late wake-up    |       | NOTHING: it may be in use    |
     | held, released             | granted, `min_hold` is not over   |       | COOL                         |
     | held                       | granted                           | yes   | RECORD that it was released  |
     | held                       | not granted                       | yes   | RECORD that it only waited   |

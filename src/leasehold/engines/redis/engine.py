@@ -193,7 +193,7 @@ class RedisEngine:
             )
             if reply.__class__ is CoroutineType:
                 reply = await reply
-        except ConfigError as error:  # the grant was permitted, so this may pass
+        except ConfigError as error:  # the attempt was permitted, so a retry may be permitted, too
             raise Unavailable(str(error), engine="redis") from error
         return None if reply is REPEATED_RELEASE else protocol.decode_bool(reply)
 

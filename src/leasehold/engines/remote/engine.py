@@ -128,7 +128,7 @@ class RemoteEngine:
         try:
             reply = await self._failover.ask(Call({"do": "release", "claim": self._claim(claim)}, deadline))
             ended = wire.flag_from_json(reply.answer)
-        except ConfigError as error:  # the grant was permitted, so this may pass
+        except ConfigError as error:  # the attempt was permitted, so a retry may be permitted, too
             raise self._unavailable(error) from error
         return None if reply.repeated and not ended else ended
 

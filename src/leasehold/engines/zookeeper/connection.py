@@ -263,7 +263,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         return len(buffer) >= 4 + _checked_length(_INT.unpack_from(buffer)[0])
 
     def _read(self, length: int, timeout: float) -> bytes:
-        """While connecting: exactly so many bytes, all within `timeout`. kazoo would allocate what a server announces,
+        """While connecting: exactly `length` bytes, all within `timeout`. kazoo would allocate what a server announces,
         and restart the timeout with every byte."""
         data, until = bytearray(), self.client.now() + timeout
         with self._socket_error_handling():

@@ -69,7 +69,7 @@ class LoopStream(BaseConnection):
         return self._send_request(data, count, deadline)
 
     def limit_batches(self, servers: int) -> None:
-        """So many servers are sent each batch, and the replies of all are in memory."""
+        """Each batch is sent to this many servers at once, and the replies of all are in memory."""
         self._long_replies, self._max_batch = 1, MAX_BATCH_SIZE // servers
 
     @property
