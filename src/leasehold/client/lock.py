@@ -183,20 +183,13 @@ class BaseLock(LeaseAttributes, Generic[L]):
         if held_lock is not None and held_lock.lease._claim.kind == self.shape.kind:  # else the engine says Mismatch
             if not self._may_reenter(held_lock):
                 waiting_deadlocks = self._waiting_deadlocks(held_lock, wait)
-            else:
-                lease_again = held_lock.lease
-                reentered = HeldLock(None, lease_again, self.shape.mode)
-                if entered is not None:
-                    entered.append(reentered)
-                if lease_again._reenter(reentered):
-                    return lease_again  # type: ignore[return-value]  # leases of one client are of one type
-                if entered is not None:
-                    entered.clear()
+            elif self._reenter(held_lock, entered):
+                return held_lock.lease  # type: ignore[return-value]  # leases of one client are of one type
         claim, began = self._new_claim(), core.runtime.now()
         request: AcquireRequest[L] = AcquireRequest(
             self, claim, began, wait, waiting_deadlocks, get_engine or core.engine_unless_closed
         )
-        reports = core.reports() or self.options.on_unavailable == "run"
+        reports = core.reports() or self.options.on_unavailable == "run"  # which `_on_not_acquired` handles as well
         id_hash = claim.id_hash
         core.in_flight.add(id_hash)
         try:
@@ -242,6 +235,17 @@ class BaseLock(LeaseAttributes, Generic[L]):
             and held_lock.mode in ("exclusive", self.shape.mode)
             and held_lock.task is self._core.runtime.blocked_task()
         )
+
+    def _reenter(self, held_lock: HeldLock, entered: list[HeldLock] | None) -> bool:
+        """Hold its lease once more. False: the lease has ended."""
+        reentered = HeldLock(None, held_lock.lease, self.shape.mode)
+        if entered is not None:
+            entered.append(reentered)
+        if held_lock.lease._reenter(reentered):
+            return True
+        if entered is not None:
+            entered.clear()
+        return False
 
     def _waiting_deadlocks(self, held_lock: HeldLock, wait: float | None) -> bool:
         """True: this thread or task may attempt the claim in addition to its lease, but must not wait for it. Raises
