@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from leasehold.client.acquire import without_min_hold
@@ -125,30 +125,8 @@ def detach(lease: BaseLease) -> None:
 
 def load(text: str) -> Document:
     """What a document says. Errors name the field, never its value: it may be the secret."""
-    try:
-        found = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        raise ConfigError(
-            "this is not the JSON that `acquire` printed or hand_over() returned: pass it on unchanged"
-        ) from None
-    if not isinstance(found, dict):
-        raise ConfigError("a lease document must be one JSON object: pass on everything that was printed or returned")
-    if isinstance(other := found.get("format"), str) and other != FORMAT and other.startswith("lh"):
-        raise ConfigError(
-            f"this lease document was written by a Leasehold with another format ({other[:10]!r}, this one reads "
-            f"{FORMAT!r}): pass it to that version, or let the lease expire"
-        )
-    for field, field_type in _FIELDS.items():
-        is_bool = isinstance(found.get(field), bool)
-        if not isinstance(found.get(field), field_type) or is_bool is not (field_type is bool):
-            raise _invalid(field)
-    for field, is_valid in _CHECKS.items():
-        if not is_valid(found[field]):
-            raise _invalid(field)
-    check_ttl(found["ttl"], timing.NEVER)
-    check_limit(found["limit"])
-    check_seconds("delay", found["delay"])
-    check_seconds("min_hold", found["min_hold"])
+    found = _parse_object(text)
+    _check_fields(found)
     slot, max_hold = found.get("slot"), found.get("max_hold")
     if slot is not None and (isinstance(slot, bool) or not isinstance(slot, int)):
         raise _invalid("slot")
@@ -168,6 +146,38 @@ def load(text: str) -> Document:
     )
     max_hold = None if max_hold is None else check_seconds("max_hold", max_hold)
     return Document(claim, found["engine"], slot, max_hold, found["strict"], _ticket(found.get("ticket")))
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        raise ConfigError(
+            "this is not the JSON that `acquire` printed or hand_over() returned: pass it on unchanged"
+        ) from None
+    if not isinstance(found, dict):
+        raise ConfigError("a lease document must be one JSON object: pass on everything that was printed or returned")
+    if isinstance(other := found.get("format"), str) and other != FORMAT and other.startswith("lh"):
+        raise ConfigError(
+            f"this lease document was written by a Leasehold with another format ({other[:10]!r}, this one reads "
+            f"{FORMAT!r}): pass it to that version, or let the lease expire"
+        )
+    return found
+
+
+def _check_fields(found: Mapping[str, Any]) -> None:
+    """The fields that every document has."""
+    for field, field_type in _FIELDS.items():
+        is_bool = isinstance(found.get(field), bool)
+        if not isinstance(found.get(field), field_type) or is_bool is not (field_type is bool):
+            raise _invalid(field)
+    for field, is_valid in _CHECKS.items():
+        if not is_valid(found[field]):
+            raise _invalid(field)
+    check_ttl(found["ttl"], timing.NEVER)
+    check_limit(found["limit"])
+    check_seconds("delay", found["delay"])
+    check_seconds("min_hold", found["min_hold"])
 
 
 def _ticket(found: object) -> Ticket | None:
