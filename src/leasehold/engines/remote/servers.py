@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
 
 from leasehold import tracing
@@ -172,6 +174,28 @@ class Reply(NamedTuple):
     repeated: bool  # a request sent before this one may have been carried out
 
 
+class NextTry(Enum):
+    """Where to send a call after a try that failed."""
+
+    SAME_SERVER = auto()
+    NEXT_SERVER = auto()
+    NONE = auto()
+
+
+@dataclass(slots=True)
+class Tries:
+    """What has become of one call so far."""
+
+    first: Server  # the one in use when the call began
+    tried: set[Server] = field(default_factory=set)  # in this round
+    rounds: int = 0  # in which all servers failed
+    broke_before: bool = False  # in this round, a broken connection was repeated at the same server
+    may_have_arrived: bool = False  # a server may have carried the call out
+    failure: tuple[Server, Exception] | None = None  # the last one
+    overloaded: tuple[Server, Overloaded] | None = None  # in this round
+    fallback: Json | None = None  # a renewal that one server could answer in part
+
+
 class Failover:
     """Asks the servers until one answers: see the table at the top."""
 
@@ -179,74 +203,87 @@ class Failover:
         self._servers, self._connections, self._runtime, self._engine = servers, connections, runtime, engine
 
     async def ask(self, call: Call) -> Reply:
-        servers, now, first = self._servers, self._runtime.now, self._servers.current
-        tried: set[Server] = set()
-        rounds, broke_before, may_have_arrived = 0, False, False
-        failure: tuple[Server, Exception] | None = None
-        overloaded: tuple[Server, Overloaded] | None = None  # in this round
-        fallback: Json | None = None  # a renewal that one server could answer in part
+        servers, now, tries = self._servers, self._runtime.now, Tries(self._servers.current)
         while True:
-            server = self._next(tried)
+            server = self._next(tries.tried)
             if server is None:
-                if overloaded is not None:
-                    failure = overloaded  # more than a server that cannot be reached, it says when to try again
-                    if not may_have_arrived:
-                        break  # the caller pauses, for longer than here
-                retry_in = 0.0 if overloaded is None else overloaded[1].retry_in or 0.0
-                if fallback is not None or not await self._pause(call, rounds, retry_in):
+                if not await self._begin_round(call, tries):
                     break
-                rounds, broke_before, overloaded = rounds + 1, False, None
-                tried.clear()
                 continue
             left, authorization = call.deadline - now(), servers.authorization
             if left <= 0:
                 break
             try:
-                began, untried = now(), len(servers.all) - len(tried)
+                began, untried = now(), len(servers.all) - len(tries.tried)
                 share = server_share(left, untried, servers.last_answer) if call.repeatable else left
                 answer = await self._connections.call(server, call.body, began + share, reuse=call.repeatable)
                 servers.last_answer = now() - began
                 self._raise_problem(answer)
                 is_partial = self._has_unavailable(answer)
-            except NotConnected as error:
-                failure = (server, error)
-                servers.leave(server)
-            except (OSError, wire.Malformed) as error:  # a timeout too
-                failure, may_have_arrived = (server, error), True
-                if not call.repeatable:
+            except (OSError, wire.Malformed, Unavailable) as error:  # a timeout too
+                tries.failure = (server, error)
+                next_try = self._next_try(call, tries, server, error)
+                if next_try is NextTry.NONE:
                     break
-                if not broke_before and self._is_worth_repeating(error):
-                    broke_before = True
+                if next_try is NextTry.SAME_SERVER:
                     continue
-                servers.leave(server)
-            except Overloaded as error:
-                failure = overloaded = (server, error)
-                if call.stays and not may_have_arrived:
-                    break
-            except NotSent as error:
-                failure = (server, error)
-                servers.leave_without_engine(server, now())
-            except Unavailable as error:
-                failure, may_have_arrived = (server, error), True
-                if not call.repeatable or not servers.leave_without_engine(server, now()):
-                    break
             except AccessDenied as denied:
                 if not servers.reload_api_key(authorization):
-                    denied._nothing_done = not may_have_arrived
+                    denied._nothing_done = not tries.may_have_arrived
                     raise
                 continue
             else:
-                if overloaded is None:
+                if tries.overloaded is None:
                     servers.prefer(server)
                 if not is_partial or not servers.leave_without_engine(server, now()):
-                    return Reply(answer, may_have_arrived)
-                fallback = answer
-            tried.add(server)
-        if fallback is not None:
-            return Reply(fallback, repeated=True)
-        if len(tried) == len(servers.all) and failure is not None and isinstance(failure[1], TimeoutError):
-            servers.begin_behind(first)
-        raise self._no_answer(failure, may_have_arrived)
+                    return Reply(answer, tries.may_have_arrived)
+                tries.fallback = answer
+            tries.tried.add(server)
+        if tries.fallback is not None:
+            return Reply(tries.fallback, repeated=True)
+        all_tried = len(tries.tried) == len(servers.all)
+        if all_tried and tries.failure is not None and isinstance(tries.failure[1], TimeoutError):
+            servers.begin_behind(tries.first)
+        raise self._no_answer(tries.failure, tries.may_have_arrived)
+
+    def _next_try(self, call: Call, tries: Tries, server: Server, error: Exception) -> NextTry:
+        """The table at the top, for a try that failed."""
+        servers = self._servers
+        if isinstance(error, NotConnected):
+            servers.leave(server)
+        elif isinstance(error, Overloaded):
+            tries.overloaded = (server, error)
+            if call.stays and not tries.may_have_arrived:
+                return NextTry.NONE
+        elif isinstance(error, NotSent):
+            servers.leave_without_engine(server, self._runtime.now())
+        elif isinstance(error, Unavailable):
+            tries.may_have_arrived = True
+            if not call.repeatable or not servers.leave_without_engine(server, self._runtime.now()):
+                return NextTry.NONE
+        else:  # no connection any more, silence, or no valid answer
+            tries.may_have_arrived = True
+            if not call.repeatable:
+                return NextTry.NONE
+            if not tries.broke_before and self._is_worth_repeating(error):
+                tries.broke_before = True
+                return NextTry.SAME_SERVER
+            servers.leave(server)
+        return NextTry.NEXT_SERVER
+
+    async def _begin_round(self, call: Call, tries: Tries) -> bool:
+        """All servers have failed: pause, and try them again, if the call is a waiter's and its time is not over."""
+        overloaded, retry_in = tries.overloaded, 0.0
+        if overloaded is not None:
+            tries.failure = overloaded  # more than a server that cannot be reached, it says when to try again
+            if not tries.may_have_arrived:
+                return False  # the caller pauses, for longer than here
+            retry_in = overloaded[1].retry_in or 0.0
+        if tries.fallback is not None or not await self._pause(call, tries.rounds, retry_in):
+            return False
+        tries.rounds, tries.broke_before, tries.overloaded = tries.rounds + 1, False, None
+        tries.tried.clear()
+        return True
 
     def _next(self, tried: set[Server]) -> Server | None:
         """The server in use; if it was tried, the next one that was not."""
