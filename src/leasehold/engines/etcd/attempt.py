@@ -283,7 +283,9 @@ class EtcdAttempt:
     def _observe(self, view: QueueView) -> None:
         """Set the position before querying: replies about entries that are gone wake only the first waiter."""
         queued = self.claim_state.state
-        if len(view.ahead) < queue.MAX_QUEUE_READ and isinstance(queued, Queued):  # else it is known too little
+        if len(view.ahead) < queue.MAX_QUEUE_READ and isinstance(
+            queued, Queued
+        ):  # else more entries are ahead than were read
             queued.position = queue.position(self.claim_state.queue_key, len(view.ahead), reversed(view.ahead))
         self._query_missing_ends(view.oldest, view.revision)
 
@@ -296,7 +298,7 @@ class EtcdAttempt:
 
     async def _claim_grant(self, *, checked: bool, own: messages.KeyValue | None = None) -> Grant | Busy | NextStep:
         """Become the holder. The lease is obtained before the transaction, so its life counts from before the grant.
-        `own`: the key as it was just read. If it is that of a holder already, another client may have been told so."""
+        `own`: the key as it was just read. If it shows a holder already, another client may have got the grant."""
         claim_state, token_base = self.claim_state, await self._get_token_base()
         if own is not None and queue.parse_value(own.value).state == "held":
             lease = await self._outliving_lease(own.lease)
@@ -319,7 +321,13 @@ class EtcdAttempt:
         if queue.was_put(done):
             self._switch_to_prepared_lease()
             return self._grant_reply(token_base, queue.txn_revision(done))
-        view = queue.parse_view(queue_key, done)
+        return self._on_grant_refused(queue.parse_view(queue_key, done), token_base, queued, lease)
+
+    def _on_grant_refused(
+        self, view: QueueView, token_base: TokenBase, queued: Queued, lease: EtcdLease
+    ) -> Grant | Busy | NextStep:
+        """A condition of the transaction that grants was not met: `view` shows which."""
+        claim_state = self.claim_state
         if view.token_base != token_base.stored:
             self.client_state.token_base = view.token_base
             return REREAD
@@ -335,7 +343,7 @@ class EtcdAttempt:
             self._see_own_key(view.own)
             # Granted by this very transaction, whose first answer was lost.
             return self._grant_reply(token_base, view.own.mod_revision) if is_granted else REREAD
-        if queue.may_hold(queue_key, len(view.conflicts)):  # the entry ahead left just now
+        if queue.may_hold(claim_state.queue_key, len(view.conflicts)):  # the entry ahead left just now
             return REREAD
         if not claim_state.has_unconfirmed_write:
             self.client_state.leases.recycle(self.rpc, lease)
