@@ -145,28 +145,30 @@ TOOLS: Final[Mapping[str, Tool]] = {
 }
 
 
-class Engine(NamedTuple):
+class EngineAdvice(NamedTuple):
     url: str
     why: str
     page: str
 
 
-SQLITE: Final = Engine("sqlite://", "the default: no server to run, one file for all processes", "guarantees/sqlite")
+SQLITE: Final = EngineAdvice(
+    "sqlite://", "the default: no server to run, one file for all processes", "guarantees/sqlite"
+)
 IN_DATABASE: Final = "as available as your database, and a transaction can contain the fence"
-ENGINES: Final[Mapping[str, Engine]] = {
-    "postgresql": Engine("postgresql://user@host/db", IN_DATABASE, "guarantees/postgresql"),
-    "mysql": Engine("mysql://user@host/db", IN_DATABASE, "guarantees/mysql"),
-    "redis": Engine("redis://host", "fast; a failover can lose a grant, so use a fence", "guarantees/redis"),
-    "etcd": Engine("etcd://h1,h2,h3", "survives the loss of a minority of its members", "guarantees/etcd"),
-    "zookeeper": Engine(
+ENGINES: Final[Mapping[str, EngineAdvice]] = {
+    "postgresql": EngineAdvice("postgresql://user@host/db", IN_DATABASE, "guarantees/postgresql"),
+    "mysql": EngineAdvice("mysql://user@host/db", IN_DATABASE, "guarantees/mysql"),
+    "redis": EngineAdvice("redis://host", "fast; a failover can lose a grant, so use a fence", "guarantees/redis"),
+    "etcd": EngineAdvice("etcd://h1,h2,h3", "survives the loss of a minority of its members", "guarantees/etcd"),
+    "zookeeper": EngineAdvice(
         "zookeeper://h1,h2,h3", "survives the loss of a minority of its members", "guarantees/zookeeper"
     ),
 }
 
 
-def choose_engine(where: str, have: tuple[str, ...], survive: bool) -> Engine:
+def choose_engine(where: str, have: tuple[str, ...], survive: bool) -> EngineAdvice:
     if where == "process":
-        return Engine("memory://", "locks of one process need no server, and end with it", "guarantees/memory")
+        return EngineAdvice("memory://", "locks of one process need no server, and end with it", "guarantees/memory")
     if where == "machine":
         return SQLITE
     order = ("etcd", "zookeeper") if survive else ("postgresql", "mysql", "redis", "etcd", "zookeeper")
@@ -175,7 +177,7 @@ def choose_engine(where: str, have: tuple[str, ...], survive: bool) -> Engine:
             return ENGINES[name]
     if survive:
         return ENGINES["etcd"]._replace(why="you would have to run it: three members survive the loss of one")
-    return Engine(
+    return EngineAdvice(
         "http://host:7420", "a lock server over SQLite, on one of your machines: `leasehold serve`", "server/tutorial"
     )
 
@@ -233,7 +235,7 @@ def _ask(question: str, answers: Mapping[str, str], option: str) -> str:
     return list(answers)[chosen - 1]
 
 
-def _print(console: Console, tool: Tool, engine: Engine | None, ttl: float | None) -> None:
+def _print(console: Console, tool: Tool, engine: EngineAdvice | None, ttl: float | None) -> None:
     if console.json:
         console.put_json(
             {

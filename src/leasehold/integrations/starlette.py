@@ -44,7 +44,7 @@ _STATE: Final = "leasehold"  # the attribute of `request.state` that holds the c
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # before a job that ended is started again
 
 
-class Refused(HTTPException):
+class RefusedRequest(HTTPException):
     """The request was not processed, or its lease was lost meanwhile."""
 
     def __init__(self, status: int, detail: str, retry_after: float | None = None) -> None:
@@ -141,7 +141,7 @@ def locked(
             try:
                 async with hold(request, name, client=client, retry_after=retry_after, **options):
                     return await endpoint(request)
-            except Refused as refused:
+            except RefusedRequest as refused:
                 document = problem(refused.status_code, refused.detail)
                 _, body = problem_response(document, request.method)
                 return Response(body, refused.status_code, refused.headers)
@@ -181,7 +181,7 @@ async def hold(
         if lost.name != lock.name:  # of a lock that the endpoint takes itself
             raise
         detail = "the lock was lost while this request was processed: a part of it may have been carried out"
-        raise Refused(503, detail) from lost
+        raise RefusedRequest(503, detail) from lost
 
 
 async def _enter_unless_gone(
@@ -199,13 +199,13 @@ async def _enter_unless_gone(
                 if watcher is not None:
                     watcher.cancel()
     except NotAcquired as busy:
-        raise Refused(409, "another request is in progress here; repeat this one later", retry_after) from busy
+        raise RefusedRequest(409, "another request is in progress here; repeat this one later", retry_after) from busy
     except TimeoutError as gone:
-        raise Refused(499, "the sender disconnected while this request was waiting") from gone
+        raise RefusedRequest(499, "the sender disconnected while this request was waiting") from gone
     except Unavailable as error:
         _log.warning("a request was refused: %s", error)
         detail = "the locks cannot be reached now, and nothing was carried out; repeat this request later"
-        raise Refused(503, detail, max(retry_after, error.retry_in or 0.0)) from error
+        raise RefusedRequest(503, detail, max(retry_after, error.retry_in or 0.0)) from error
 
 
 async def _end_when_gone(request: Request, waiting: asyncio.Timeout) -> None:
@@ -240,4 +240,4 @@ def _format_name(request: Request, name: Name) -> str:
     try:
         return check_name(formatted)
     except ConfigError:
-        raise Refused(400, "a parameter of this request is not valid in the name of a lock") from None
+        raise RefusedRequest(400, "a parameter of this request is not valid in the name of a lock") from None

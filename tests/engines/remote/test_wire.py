@@ -143,7 +143,7 @@ def test_grant_sent_is_the_grant_received(answer):
 )
 def test_busy_sent_is_the_busy_received(busy):
     answer = wire.answer_to_json(busy)
-    assert wire.attempt_from_json(over_the_wire(answer)) == wire.Queued(busy, False)
+    assert wire.attempt_from_json(over_the_wire(answer)) == wire.BusyAnswer(busy, False)
     assert wire.attempt_from_json(over_the_wire({**answer, "heard": True})).can_wake
 
 

@@ -1,7 +1,7 @@
 """Runs scripts: retries, redirects, confirmation by replicas.
 
 One loop, `Executor.execute_with_retries`, decides after each sending what to do next. A request was answered, was
-refused, or may have been executed (`Outcome`). `next_step` is this table:
+refused, or may have been executed (`SendOutcome`). `next_step` is this table:
 
 | outcome     | because                          | next step                                                        |
 |-------------|----------------------------------|------------------------------------------------------------------|
@@ -72,7 +72,7 @@ class ScriptResult(NamedTuple):
     confirmed: bool = True  # enough replicas have the write
 
 
-class Outcome(Enum):
+class SendOutcome(Enum):
     """What became of a request that was sent once."""
 
     ANSWERED = auto()
@@ -80,7 +80,7 @@ class Outcome(Enum):
     UNKNOWN = auto()  # executed or not: no reply came, or only one that does not count
 
     @classmethod
-    def of(cls, reply: Any) -> Outcome:
+    def of(cls, reply: Any) -> SendOutcome:
         """By the reply, or the error that came instead."""
         if isinstance(reply, CONNECTION_ERRORS):
             return cls.UNKNOWN
@@ -100,10 +100,10 @@ class Step(Enum):
 
 def next_step(call: ScriptCall, reply: Any, names_can_move: bool) -> Step:
     """The table at the top. `reply`: or the error that came instead."""
-    outcome = Outcome.of(reply)
-    if outcome is Outcome.ANSWERED:
+    outcome = SendOutcome.of(reply)
+    if outcome is SendOutcome.ANSWERED:
         return Step.RETURN
-    if outcome is Outcome.UNKNOWN:
+    if outcome is SendOutcome.UNKNOWN:
         return Step.RAISE if isinstance(reply, TimeoutError) or not call.retries_left else Step.REPEAT
     if is_error_reply(reply, "NOSCRIPT") and as_eval(call.script, call.packed) != call.packed:
         return Step.SEND_TEXT
@@ -177,7 +177,7 @@ class Executor:
                 if step is Step.RETURN:
                     unsure = may_be_executed and call.script.name == "release" and not error
                     return ScriptResult(REPEATED_RELEASE) if unsure else result
-                if Outcome.of(error) is Outcome.UNKNOWN:
+                if SendOutcome.of(error) is SendOutcome.UNKNOWN:
                     self._rediscover_later(connections)
                 if step is Step.REPEAT:
                     call, may_be_executed = call._replace(retries_left=call.retries_left - 1), True

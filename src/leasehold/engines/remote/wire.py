@@ -219,14 +219,14 @@ def answer_to_json(answer: Grant | Busy | Alive | Gone | LeaseholdError) -> Json
     return {"problem": problem_to_json(answer)}
 
 
-class Queued(NamedTuple):
+class BusyAnswer(NamedTuple):
     """The answer to an attempt that was not granted."""
 
     busy: Busy
     can_wake: bool  # `heard` on the wire: the server that answered can wake this client
 
 
-def attempt_from_json(value: object) -> Grant | Queued:
+def attempt_from_json(value: object) -> Grant | BusyAnswer:
     answer = _object(value, "an answer")
     if "grant" in answer:
         token, ttl, slot = _items(answer["grant"], 3, "a grant")
@@ -240,7 +240,7 @@ def attempt_from_json(value: object) -> Grant | Queued:
         _optional(integer_from_json, token, "token"),
         None if holder is None else _holder_from_json(holder),
     )
-    return Queued(busy, _flag(answer.get("heard", False), "heard"))
+    return BusyAnswer(busy, _flag(answer.get("heard", False), "heard"))
 
 
 def renewed_from_json(value: object, count: int, engine: str) -> list[Alive | Gone | LeaseholdError]:
