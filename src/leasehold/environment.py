@@ -61,7 +61,7 @@ def current_lease(name: str | None = None) -> Lease | AsyncLease | CurrentLease:
             names = ", ".join(repr(lease.name) for lease in matching)
             raise ConfigError(f"this code runs under a multilock of {names}: pass the name, current_lease(NAME)")
         if matching:
-            return matching[0]  # type: ignore[no-any-return]  # one of both kinds
+            return matching[0]  # type: ignore[no-any-return]  # a Lease or AsyncLease
     return _lease_of_run(name)
 
 

@@ -112,7 +112,7 @@ class _BoundedEngine(WrappedEngine):
 
 def _bounded_engine(core: ClientCore, wait_deadline: float) -> Engine:
     engine = _BoundedEngine(core.engine_unless_closed(), core.runtime, wait_deadline)
-    return cast("Engine", engine)  # as for a member
+    return cast("Engine", engine)  # `acquire` calls no other verbs
 
 
 class _Member(Generic[L]):

@@ -191,7 +191,8 @@ class EtcdClientState:
             claim_state = self.claim_states.get(claim_key(waiter.claim))
             if claim_state is None or claim_state.is_held or (lease := claim_state.key_lease) is None:
                 continue
-            if now < claim_state.renewed_at + WAITER_TTL - lease.ttl:  # it lives for its whole ttl after the last time
+            # Once more renewed, a lease lives for its whole ttl: that must not outlast the waiter's own (E7).
+            if now < claim_state.renewed_at + WAITER_TTL - lease.ttl:
                 found.append(lease)
         return found
 

@@ -1,6 +1,6 @@
 -- An attempt at a name that has a holder or a waiter, or may have several holders: for both engines (E1, E2, E8).
--- claim: id_hash, ttl, delay, min_hold, limit, shared, queue, client, holder; with Redlock also number, proposal and ticket, which
--- its clients choose. Returns the grant's entry and its life; else nil and the reply.
+-- claim: id_hash, ttl, delay, min_hold, limit, shared, queue, client, holder; with Redlock also number, proposal and
+-- ticket, which its clients choose. Returns the grant's entry and its life; else nil and the reply.
 
 local function busy(entry)
   local first_ending = first_to_expire()

@@ -5,15 +5,17 @@
 -- COUNTER   the bucket's last token: never expires, never falls (E3)
 -- NAME      the holders of the name and the state of its queue, packed: see `save`
 -- QUEUE     sorted set: the id hashes of waiters, by ticket
--- WAITERS   hash: id hash -> packed entry, of waiters and of entries that were passed over. `expires_at` of a waiter: when
---           it re-checks by itself, so that it need not be notified if it is the head by then; 0: only if notified
+-- WAITERS   hash: id hash -> packed entry, of waiters and of entries that were passed over. `expires_at` of a waiter:
+--           when it re-checks by itself, so that it need not be notified if it is the head by then; 0: only if notified
 --
 -- Times are microseconds of the server's clock. A key lives at least as long as anything in it, and NAME as long as its
--- waiters, or without end if it has a limit that was set: without NAME there is nothing at all. Notifications are published at once: the script ends before a client
--- reads them. scripts.py puts `now` before every script and replaces the words in capitals.
+-- waiters, or without end if it has a limit that was set: without NAME there is nothing at all. Notifications are
+-- published at once: the script ends before a client reads them. scripts.py puts `now` before every script and replaces
+-- the words in capitals.
 
 lock_state = lock_state or {0, 0, 0, '', 0}
--- semaphore_limit 0: the name is a lock; less than 0 if stored: the limit was set (`set_limit.lua`); next_waiter_scan 0: no claim has waited yet
+-- semaphore_limit   0: the name is a lock; stored as less than 0: the limit was set (`set_limit.lua`)
+-- next_waiter_scan  0: no claim has waited yet
 local semaphore_limit, last_ticket, next_waiter_scan, notified_head, notified_recheck_at =
   math.abs(lock_state[1]), lock_state[2], lock_state[3], lock_state[4], lock_state[5]
 local limit_set = lock_state[1] < 0

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Release a claim, held or queued (E6).
--- ARGV  1 id hash; unless both are 1: 2 keep: 0 if min_hold does not apply  3 held: 0 ends a position or a reservation, never a grant
+-- ARGV  1 id hash; then, only if one of them is 0:
+--       2 keep: 0 if min_hold does not apply  3 held: 0 ends a position or a reservation, never a grant
 -- Reply 1: this call ended a grant or a reservation; 0: there was none
 --@ release_uncontended.lua
 --@ release_to_next.lua

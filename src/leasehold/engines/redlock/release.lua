@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Release a claim on this node, held or queued (E6), or requeue it.
--- ARGV  1 id hash; unless they are 1, 1, 0 and 0: 2 keep: 0 if min_hold does not apply  3 held: 0 ends a position or a reservation, never a grant
+-- ARGV  1 id hash; then, only if they are not 1, 1, 0 and 0:
+--       2 keep: 0 if min_hold does not apply  3 held: 0 ends a position or a reservation, never a grant
 --       4 max_number: unless 0, do nothing if a request with a higher number has arrived since, or one of another client,
 --         whose clock gives its numbers
 --       5 ticket: unless 0, requeue the claim with this ticket  6 client: compared if there is a max_number

@@ -178,7 +178,7 @@ class SocketStream(BaseConnection):
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._parser, self._clock = sock, parser, clock
-        self._timeout = float("-inf")  # as last set on the socket; not yet
+        self._timeout = float("-inf")  # of the socket, as last set; -inf: not set yet
         self._received = 0  # bytes of all replies but the usual ones
         self._is_plain = not isinstance(sock, ssl.SSLSocket)  # os.write() to the descriptor is possible
         finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
