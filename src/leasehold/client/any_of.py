@@ -214,9 +214,8 @@ class BaseAnyOf(BaseLock[L], Generic[L]):
     ) -> None:
         if isinstance(names, str):
             raise ConfigError(f"any_of takes a list of names, such as [{names!r}], not one string")
-        self.locks = tuple(
-            BaseLock(client, lease_type, name, shape, options) for name in dict.fromkeys(names)
-        )  # each name once
+        each_once = dict.fromkeys(names)
+        self.locks = tuple(BaseLock(client, lease_type, name, shape, options) for name in each_once)
         if not self.locks:
             raise ConfigError("any_of needs at least one name")
         if options.reentrant:

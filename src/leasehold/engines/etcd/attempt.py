@@ -283,9 +283,8 @@ class EtcdAttempt:
     def _observe(self, view: QueueView) -> None:
         """Set the position before querying: replies about entries that are gone wake only the first waiter."""
         queued = self.claim_state.state
-        if len(view.ahead) < queue.MAX_QUEUE_READ and isinstance(
-            queued, Queued
-        ):  # else more entries are ahead than were read
+        all_read = len(view.ahead) < queue.MAX_QUEUE_READ  # else the position is not known
+        if all_read and isinstance(queued, Queued):
             queued.position = queue.position(self.claim_state.queue_key, len(view.ahead), reversed(view.ahead))
         self._query_missing_ends(view.oldest, view.revision)
 

@@ -87,9 +87,8 @@ class DelayTracker:
         if tracked is not None and last_entry is not None and last_entry.create_revision != tracked.create_revision:
             tracked = None
         max_delay = tracked.max_delay if tracked is not None else 0.0
-        if delay := _started_delay(
-            last_entry, max_delay
-        ):  # set before the entry is removed: the caller may read `left` in between
+        # Set before the entry is removed: the caller may read `left` in between.
+        if delay := _started_delay(last_entry, max_delay):
             since = tracked.gone_at if tracked is not None and tracked.gone_at else now
             self.known_end = max(self.known_end, since + delay)
         if tracked is not None:

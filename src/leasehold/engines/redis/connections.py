@@ -65,7 +65,7 @@ class BlockingPool:
     def __init__(self, server: RedisEndpoint, runtime: Runtime) -> None:
         self.server, self._runtime = server, runtime
         self._idle: list[SocketStream] = []
-        self._all: dict[int, SocketStream] = {}  # for a fork
+        self._all: dict[int, SocketStream] = {}  # also those in use, for `abort` and `after_fork`
         self._max_idle = _MAX_IDLE  # 0: the pool is closed
 
     def call(self, packed: bytes, deadline: float, compensation: Compensation = None) -> Any | Awaitable[Any]:

@@ -217,7 +217,7 @@ class BlockingFanout:
     def __init__(self, nodes: Sequence[RedlockNode], runtime: Runtime) -> None:
         self._nodes, self._runtime = nodes, runtime
         self._idle: list[ConnectionGroup] = []
-        self._connection_groups: dict[int, ConnectionGroup] = {}  # for a fork
+        self._connection_groups: dict[int, ConnectionGroup] = {}  # also those in use, for `after_fork`
         self._closed = False
 
     async def request_all(self, requests: FanoutRequests, count: int, policy: WaitPolicy) -> AnswersByServer:

@@ -249,7 +249,7 @@ class RedlockEngine:
             result = await self._broadcaster.run_round(
                 self._scripts.release, [packed], deadline, claim.ttl, lambda replies: len(replies) >= self._quorum
             )
-        except ConfigError as error:  # the grant was permitted, so this may pass
+        except ConfigError as error:  # the attempt was permitted, so a retry may be permitted, too
             raise Unavailable(str(error), engine="redlock") from error
         if len(result.replies) < self._quorum:
             raise Unavailable(

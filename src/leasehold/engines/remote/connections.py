@@ -44,7 +44,7 @@ class BlockingPool:
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, engine: str) -> None:
         self._runtime, self._registry, self._engine = runtime, registry, engine
         self._idle: dict[Server, list[tuple[SocketStream, ResponseParser]]] = {}
-        self._all: dict[int, SocketStream] = {}  # for a fork
+        self._all: dict[int, SocketStream] = {}  # also those in use, for `after_fork`
         self._max_idle = _MAX_IDLE  # 0: the pool is closed
 
     async def call(self, server: Server, call: Json, deadline: float, reuse: bool = True) -> Json:

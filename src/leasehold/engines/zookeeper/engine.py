@@ -40,9 +40,8 @@ _TOKEN_HEADROOM: Final = 2**40  # tokens left below 2^53: enough for over two hu
 
 
 class ZookeeperEngine:
-    queues_at_once = (
-        True  # a watch needs no connection of its own, so every claim that may wait joins the queue at once
-    )
+    # A watch needs no connection of its own, so every claim that may wait joins the queue at once.
+    queues_at_once = True
 
     def __init__(self, runtime: Runtime, registry: ClaimRegistry, session: ZookeeperSession) -> None:
         self._runtime, self._registry, self.session = runtime, registry, session
