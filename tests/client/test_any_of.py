@@ -180,6 +180,8 @@ def test_outage_raises_unless_the_pool_waits_for_the_engine(bench, run_clock, wa
     bench.transport.silent = True
     with pytest.raises(Unavailable):
         client.any_of(NAMES, wait=1).acquire()
+    with pytest.raises(Unavailable):  # not NotAcquired: no name is known to be busy
+        client.any_of(NAMES, wait=0, on_unavailable="wait").acquire()
     got = []
     pool = client.any_of(NAMES, wait=600, on_unavailable="wait")
     thread = threading.Thread(target=lambda: got.append(pool.acquire()))
