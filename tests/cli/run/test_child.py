@@ -146,3 +146,30 @@ def _read(path: Path) -> bytes:
     with suppress(OSError):
         return path.read_bytes()
     return b""
+
+
+INTERRUPTED_FORK = """
+import os, signal, sys
+from leasehold.cli.run.child import Child
+from leasehold.cli.run.signals import Interrupted, raise_on_signals
+
+raise_on_signals()
+os.register_at_fork(**{sys.argv[1]: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+try:
+    Child(["true"])
+except Interrupted as interrupted:
+    print(interrupted.signum)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+def test_signal_that_comes_during_the_fork_is_not_lost(when):
+    """Python only prints what a handler raises while the hooks of a fork run."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_FORK, when], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{signal.SIGTERM:d}\n", "")
+
+
+@linux
+def test_command_blocks_no_signals(shell):
+    done = shell("run", "j", "--", "grep", "SigBlk", "/proc/self/status")
+    assert int(done.stdout.split()[1], 16) == 0

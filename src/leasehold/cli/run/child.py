@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 
 from leasehold.cli.run.orphan_killer import OrphanKiller
 from leasehold.cli.run.parent_death import die_with_parent
+from leasehold.cli.run.signals import held_back
 
 _NEVER_STARTED: Final = 0
 
@@ -47,16 +48,17 @@ class Child:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # None if the caller closed it: `>&-`
                 stream.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._go_writer)
-            os.close(self._failure_reader)
-            _run_command(self.command, parent, go_reader, failure_writer)
-        os.close(go_reader)
-        os.close(failure_writer)
-        with suppress(OSError):  # parent and child both do this, so that it is done before either goes on
-            os.setpgid(self.pid, self.pid)
-        self._orphan_killer = OrphanKiller(self.pid)
+        with held_back() as signal_mask:
+            self.pid = os.fork()
+            if self.pid == 0:
+                os.close(self._go_writer)
+                os.close(self._failure_reader)
+                _run_command(self.command, parent, go_reader, failure_writer, signal_mask)
+            os.close(go_reader)
+            os.close(failure_writer)
+            with suppress(OSError):  # parent and child both do this, so that it is done before either goes on
+                os.setpgid(self.pid, self.pid)
+            self._orphan_killer = OrphanKiller(self.pid)
 
     def start(self, environment: Mapping[str, str | None]) -> None:
         """Become CMD, with these variables set (None: taken out). Raises `CannotRun`."""
@@ -128,7 +130,9 @@ class Child:
         _, self.status = os.waitpid(self.pid, 0)
 
 
-def _run_command(command: list[str], parent: int, go_reader: int, failure_writer: int) -> NoReturn:
+def _run_command(
+    command: list[str], parent: int, go_reader: int, failure_writer: int, signal_mask: set[signal.Signals]
+) -> NoReturn:
     """In the child: wait for the environment, then exec CMD. Whatever happens, never return into the parent's code."""
     try:
         os.setpgid(0, 0)
@@ -136,6 +140,7 @@ def _run_command(command: list[str], parent: int, go_reader: int, failure_writer
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # drop our handlers, keep `nohup`
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
         message = b""
         while chunk := os.read(go_reader, 65536):
             message += chunk

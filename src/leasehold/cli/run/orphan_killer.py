@@ -27,7 +27,8 @@ _DESCRIPTORS: Final = 4096  # more than this process has open so early
 
 class OrphanKiller:
     def __init__(self, group: int) -> None:
-        """Create it before any thread starts, and after CMD's process, which must not inherit the socket."""
+        """Create it before any thread starts, with signals held back, and after CMD's process, which must not inherit
+        the socket."""
         reader, self._writer = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:

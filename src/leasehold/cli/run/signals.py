@@ -9,6 +9,8 @@ from __future__ import annotations
 import select
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
@@ -43,6 +45,17 @@ def raise_on_signals() -> None:
 
 def _raise(signum: int, _frame: FrameType | None) -> None:
     raise Interrupted(signum)
+
+
+@contextmanager
+def held_back() -> Iterator[set[signal.Signals]]:
+    """Signals that ask the program to end arrive only afterwards. Python calls hooks around a fork, and drops what a
+    handler raises in one. Gives the mask to restore in the child, which a program would inherit."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATING)
+    try:
+        yield mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class SignalQueue:
