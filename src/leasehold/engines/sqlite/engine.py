@@ -34,7 +34,7 @@ T = TypeVar("T")
 Notifications: TypeAlias = "list[tuple[str, str, Notification]]"  # namespace, name, what to send
 Verb: TypeAlias = "Callable[[LockState, Context], tuple[T, list[Notification]]]"
 
-_RETRY_BASE: Final = 0.0003  # about one transaction
+_RETRY_BASE: Final = 0.00003  # doubled for each try: the first tries take as long as a transaction of another client
 _LONGEST_RETRY: Final = 0.01
 _BATCH: Final = 50  # renewals per transaction: other processes get in between
 _SWEEP_EVERY: Final = 8  # attempts between sweeps, and names per sweep: removes expired names that are not used again
@@ -192,7 +192,7 @@ class SqliteEngine:
         try:
             while (left := deadline - self._runtime.now()) > 0:
                 tries += 1
-                pause = backoff(min(tries, 6), _RETRY_BASE, _LONGEST_RETRY, 0.5 + self._runtime.random() / 2)
+                pause = backoff(tries, _RETRY_BASE, _LONGEST_RETRY, 0.5 + self._runtime.random() / 2)
                 await self._runtime.sleep(min(pause * len(self._retrying), left))
                 with suppress(DatabaseLocked):
                     return await call(verb, *args, deadline)
