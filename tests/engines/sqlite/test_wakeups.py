@@ -56,9 +56,9 @@ def test_waiter_that_dies_before_its_notification_is_passed_over(url, path, wait
         addresses = []
         original = WakeupSocket.is_reachable
 
-        def reachable(self, address: str) -> bool:
+        def reachable(self, address: str, **options) -> bool:
             addresses.append(address)
-            return len(addresses) == 1 or original(self, address)  # reachable when the name was reserved
+            return len(addresses) == 1 or original(self, address, **options)  # reachable when the name was reserved
 
         monkeypatch.setattr(WakeupSocket, "is_reachable", reachable)
         began = time.monotonic()

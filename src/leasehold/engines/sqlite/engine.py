@@ -46,10 +46,11 @@ _FORGET_TIMEOUT: Final = 1.0  # `forget` has no deadline of its own
 class InFlightAttempt:
     """An attempt that has not returned. Under asyncio the worker thread finishes it even if its caller is cancelled."""
 
-    __slots__ = ("abandoned", "sync")
+    __slots__ = ("abandoned", "sync", "woken")
 
-    def __init__(self, sync: bool) -> None:
+    def __init__(self, sync: bool, woken: bool = False) -> None:
         self.abandoned = False
+        self.woken = woken  # by a notification, so the client's socket works
         self.sync = sync  # a hint: a transaction that has to sync does so in any case
 
 
@@ -74,13 +75,13 @@ class SqliteEngine:
         return "contended" in self._registry.shared
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
-        may_be_granted = True
+        woken = False
         if claim.queue:
             waiter = self._registry.waiting.get(claim.id_hash)
-            may_be_granted = waiter is not None and waiter.woken
+            woken = waiter is not None and waiter.woken
             self._registry.shared["contended"] = True
             self._registry.add_waiter(claim, self._runtime)  # before asking (E4)
-        in_flight = InFlightAttempt(sync=may_be_granted and must_survive(claim))
+        in_flight = InFlightAttempt((woken or not claim.queue) and must_survive(claim), woken)
         try:
             return await self._run_with_retry(deadline, self._attempt, claim, in_flight)
         except BaseException as error:
@@ -226,7 +227,7 @@ class SqliteEngine:
 
     def _attempt(self, claim: Claim, in_flight: InFlightAttempt, deadline: float) -> Grant | Busy:
         address = self._wakeup_socket.address
-        if claim.queue or not address:
+        if not address or (claim.queue and not in_flight.woken and not self._wakeup_socket.is_reachable(address)):
             self._connection.open(deadline)
             address = self._wakeup_socket.ensure_bound(self._runtime)
 
@@ -331,8 +332,12 @@ class SqliteEngine:
             notifications.extend((namespace, name, notification) for notification in new_notifications)
         return answer
 
+    def _reachability(self) -> Callable[[str], bool]:
+        """A function that says whether a client can be reached, and probes only once in the verb."""
+        return partial(self._wakeup_socket.is_reachable, since=self._runtime.now())
+
     def _context(self, lock_state: RowLockState) -> Context:
-        return lock_state.context(self._boot_clock.wall, self._wakeup_socket.is_reachable, self._is_dead)
+        return lock_state.context(self._boot_clock.wall, self._reachability(), self._is_dead)
 
     def _sweep(self, db: sqlite3.Connection, notifications: Notifications) -> None:
         expired, self._sweep_cursor = find_expired(db, self._boot_clock.now(), self._sweep_cursor, _SWEEP_EVERY)

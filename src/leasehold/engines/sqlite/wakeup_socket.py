@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 from weakref import ref
 
 from leasehold.core.queue_entry import Notification
-from leasehold.core.timing import WAITER_TTL, backoff
+from leasehold.core.timing import NEVER, WAITER_TTL, backoff
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError
@@ -44,6 +44,7 @@ _log = logging.getLogger("leasehold.sqlite")
 _MAX_PATH_BYTES: Final = 100  # of a socket's path; the limit is 103 on macOS, 107 on Linux
 _SEND_TIMEOUT_US: Final = 20_000  # microseconds: a socket buffers ten messages until its client has to read them
 _STALE_AFTER: Final = 60.0  # a socket accepts messages only a moment after its file appears: keep young files
+_MAX_REACHED: Final = 1000  # clients
 _MAX_RETIRED: Final = 100  # a member of the group that shares the folder can have a client replace its socket any time
 _ADDRESS: Final = re.compile("[0-9a-f]{17,}")  # a client's id and the number of the socket
 _UNREACHABLE_ERRNOS: Final = (errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK, errno.ENOTDIR)
@@ -63,6 +64,7 @@ class WakeupSocket:
         self._retired: list[socket.socket] = []  # replaced, but kept open: their files may come back
         self._stop_flag: list[bool] = []  # of the current listener; not empty: it must stop
         self._senders: tuple[socket.socket, socket.socket] | None = None  # to probe, and to send
+        self._reached_at: dict[str, float] = {}  # by address: when a client was last found to listen there
         self._folder_fd = -1
         self._shared: bool | None = None  # others can write the folder of the database; None: not known yet
         self._bind_count = 0
@@ -76,14 +78,22 @@ class WakeupSocket:
             self._bind(runtime)
         return self.address
 
-    def is_reachable(self, address: str) -> bool:
-        """Whether a client listens at this address. Never sends, never blocks."""
+    def is_reachable(self, address: str, since: float = NEVER) -> bool:
+        """Whether a client listens at this address, or was found to listen there since then. Never sends, never
+        blocks."""
         if not address:
             return False
+        if self._reached_at.get(address, -NEVER) >= since:
+            return True
         try:
             self._call_with_path(address, self._sender_sockets()[0].connect)
         except OSError as error:
-            return error.errno not in _UNREACHABLE_ERRNOS
+            if error.errno in _UNREACHABLE_ERRNOS:
+                self._reached_at.pop(address, None)
+                return False
+        if len(self._reached_at) >= _MAX_REACHED:
+            self._reached_at.clear()
+        self._reached_at[address] = self._runtime.now()
         return True
 
     def is_dead(self, address: str) -> bool:
