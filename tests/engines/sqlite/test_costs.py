@@ -76,6 +76,30 @@ def test_waiters_and_hand_offs_do_not_wait_for_the_disk(path, levels, wait_until
         assert len(levels) >= 4
 
 
+def test_lasting_grant_waits_for_the_disk_in_a_client_that_has_waited(path, levels) -> None:
+    """Such a client queues at once, also for a name that is free."""
+    with Client(f"sqlite://{path}") as client:
+        client.lock("first").acquire().release()
+        probe.registry(client).shared["contended"] = True
+        levels.clear()
+        lease = client.lock("a", delay=5.0).acquire()
+        assert levels == [SYNCED]
+        lease.release()
+
+
+@pytest.mark.parametrize("has_waited", [False, True])
+def test_uncontended_pair_takes_eight_statements(path, has_waited) -> None:
+    """Also in a client that has waited, and therefore queues at once."""
+    with Client(f"sqlite://{path}") as client:
+        client.lock("first").acquire().release()
+        if has_waited:
+            probe.registry(client).shared["contended"] = True
+        statements = []
+        probe.engine(client)._connection._db.set_trace_callback(statements.append)
+        client.lock("a").acquire().release()
+        assert len(statements) == 8
+
+
 def test_break_waits_for_the_disk(path, levels) -> None:
     with Client(f"sqlite://{path}") as client:
         lease = client.lock("a").acquire()

@@ -1,7 +1,7 @@
 """`RowLockState` against `LockState`: the same verbs at the same times give the same answers and notifications.
 
 `RowLockState` loads only the rows that a verb needs. These tests show that no verb needs a row that was not loaded, and
-that the fast path for uncontended names (`fast_path.py`) gives the same answers."""
+that what needs no decision (`fast_path.py`, `hand_off.py`) has the same answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sqlite3
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from weakref import finalize
 
 import pytest
@@ -16,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.lock_state import LockState
-from leasehold.core.queue_entry import Context, Notification, TokenCounter
+from leasehold.core.queue_entry import HELD, RESERVED, Context, Notification, TokenCounter
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.sqlite import schema
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
+from leasehold.engines.sqlite.hand_off import claim_reserved, hand_over, join_queue
 from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings
 from leasehold.errors import Mismatch
 from leasehold.model import NO_MIN_HOLD, Claim, Holder
@@ -64,13 +66,13 @@ class ModelComparison:
         self.state = None if state.empty and not state.limit_set else state
         return answer
 
-    def run_on_rows(self, verb, id_hash="", kind="lock", limit=1, idle=lambda *_: None):
-        """As the engine does: try the fast path, and if the name is contended, load its state."""
+    def run_on_rows(self, verb, id_hash="", kind="lock", limit=1, usual=lambda *_: None):
+        """As the engine does: try what needs no decision, and load the name's state if that fails."""
         self.db.execute("begin immediate")
         try:
-            if answer := idle(self.db, self.boot_clock):
+            if answer := usual(self.db, self.boot_clock):
                 self.db.execute("commit")
-                return answer, []
+                return answer
             state = RowLockState(self.db, self.boot_clock, "ns", "name", id_hash, kind, limit)
             answer = verb(state, state.context(self.boot_clock.wall, self.is_reachable, self.dead.__contains__))
             state.save()
@@ -79,6 +81,21 @@ class ModelComparison:
             return str(error)
         self.db.execute("commit")
         return answer
+
+    def attempt_usual(self, db, boot_clock, claim: Claim):
+        client = f"client {claim.id_hash}"
+        reply = acquire_uncontended(db, boot_clock, claim, client)
+        if reply is None and claim.queue:
+            reply = claim_reserved(db, boot_clock, claim, client)
+        if reply is None and claim.queue:
+            joined = join_queue(db, boot_clock, claim, client, self.is_reachable, self.dead.__contains__)
+            reply = joined and joined[0]
+        return reply and (reply, [])
+
+    def release_usual(self, db, boot_clock, claim: Claim):
+        if notifications := hand_over(db, boot_clock, claim, self.is_reachable):
+            return True, notifications
+        return (True, []) if release_uncontended(db, boot_clock, claim) else None
 
     def check_inspect(self):
         """`inspect` shows the same holdings for both and changes nothing."""
@@ -149,6 +166,55 @@ def test_row_lock_state_agrees_with_the_pure_model(kind: str, data) -> None:
     assert comparison.row_count() == 0
 
 
+CROWD_SHAPES = [*[{"process_bound": True}] * 4, {"mode": "shared"}, {}, {"delay": 2.0}, {"min_hold": 4.0}]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_disturbed_hand_offs_agree_with_the_pure_model(seed: int) -> None:
+    """A crowd keeps handing over, so that each condition of `hand_off.py` is often met, and often not."""
+    random, comparison, tokens = Random(seed), ModelComparison(), {}
+
+    def draw_steps() -> list:
+        id_hash = random.choice(ID_HASHES)
+        if random.random() < 0.5:
+            return next_hand_off(comparison.state)
+        if random.random() < 0.5:
+            return [("attempt", id_hash, True, random.choice(CROWD_SHAPES), random.choice([0.5, 1.0, 10.0]))]
+        renewals = [("renew", each, False) for each in random.sample(ID_HASHES, 4)]
+        return random.choice(
+            [
+                [("pass", random.choice([0.1, 0.5, 1.0, 2.5]))],
+                [*renewals, ("pass", random.choice([5.0, 9.0]))],
+                [("break", id_hash), ("release", id_hash, True)],
+                [("release", id_hash, random.random() < 0.5)],
+                [("renew", id_hash, True)],
+                [(random.choice(["unreachable", "dies", "break", "decline"]), id_hash)],
+                [("hears", each) for each in ID_HASHES],
+            ]
+        )
+
+    for _ in range(250):
+        for step in draw_steps():
+            run_both(comparison, step, tokens, "lock", None)
+            comparison.check_inspect()
+
+
+def join(id_hash: str):
+    return ("attempt", id_hash, True, {"process_bound": True}, 10.0)
+
+
+def next_hand_off(state: LockState | None) -> list:
+    """What a crowd does next: the holder releases and queues again, or the next waiter claims its reservation."""
+    holder = next(iter(state.holders.values()), None) if state is not None else None
+    if holder is None or holder.state not in (RESERVED, HELD):
+        return []
+    return (
+        [join(holder.id_hash)]
+        if holder.state == RESERVED
+        else [("release", holder.id_hash, True), join(holder.id_hash)]
+    )
+
+
 def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: str, data) -> None:
     what, *args = step
     if what == "pass":
@@ -177,16 +243,12 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         if kind == "semaphore" or (kind == "either" and data.draw(st.booleans())):
             shape = data.draw(semaphores)
         current_claim = claim(id_hash, queue=queue, ttl=ttl, **shape)
-
-        def idle(db, boot_clock):
-            return None if queue else acquire_uncontended(db, boot_clock, current_claim, f"client {id_hash}")
-
         actual = comparison.run_on_rows(
             lambda state, context: state.attempt(context, current_claim, f"client {id_hash}"),
             id_hash,
             current_claim.kind,
             current_claim.limit,
-            idle,
+            partial(comparison.attempt_usual, claim=current_claim),
         )
         assert actual == comparison.run_model(
             lambda state, context: state.attempt(context, current_claim, f"client {id_hash}"),
@@ -204,9 +266,10 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
     elif what == "release":
         id_hash, keep = args
         current_claim = claim(id_hash, min_hold=0.0 if keep else NO_MIN_HOLD)
-        idle = partial(release_uncontended, claim=current_claim)
         actual = comparison.run_on_rows(
-            lambda state, context: state.release(context, id_hash, keep), id_hash, idle=idle
+            lambda state, context: state.release(context, id_hash, keep),
+            id_hash,
+            usual=partial(comparison.release_usual, claim=current_claim),
         )
         assert actual == comparison.run_model(lambda state, context: state.release(context, id_hash, keep))
     else:
@@ -230,6 +293,54 @@ def test_name_with_a_passed_over_waiter_is_not_uncontended() -> None:
     comparison.run_on_rows(lambda state, context: state.release(context, "a", 0.0), "a")
     assert comparison.row_count() == 2
     assert acquire_uncontended(comparison.db, comparison.boot_clock, claim("c", queue=False), "client c") is None
+
+
+def test_hand_offs_of_a_crowd_load_no_queue(monkeypatch) -> None:
+    comparison, tokens = ModelComparison(), {}
+
+    for id_hash in ID_HASHES[:4]:
+        run_both(comparison, join(id_hash), tokens, "lock", None)
+    monkeypatch.setattr(RowLockState, "__init__", None)
+    for _ in range(40):
+        comparison.now += 0.1
+        for step in next_hand_off(comparison.state):
+            run_both(comparison, step, tokens, "lock", None)
+            comparison.check_inspect()
+    assert comparison.counter.last == 21  # every other time it was a release
+
+
+def test_hand_off_leaves_the_ceiling_of_tokens_and_another_clock_to_the_engine() -> None:
+    comparison = ModelComparison()
+    db, clock, claims = comparison.db, comparison.boot_clock, [claim(each, process_bound=True) for each in "abcd"]
+    for id_hash in "abc":
+        run_both(comparison, join(id_hash), {}, "lock", None)
+
+    def refused() -> list[bool]:
+        return [
+            hand_over(db, clock, claims[0], lambda _: True) is None,
+            claim_reserved(db, clock, claims[0], "client a") is None,
+            join_queue(db, clock, claims[3], "client d", lambda _: True, lambda _: False) is None,
+        ]
+
+    db.execute("update lh_meta set ceiling = token")
+    assert refused() == [True, True, False]
+    db.execute("update lh_meta set ceiling = 1000, clock_id = 'another'")
+    db.execute("delete from lh_waiter where id_hash = 'd'")
+    assert refused() == [True, True, True]
+    db.execute("update lh_grant set state = ?", (RESERVED,))
+    assert refused() == [True, True, True]
+    db.execute("update lh_meta set clock_id = ?", (clock.clock_id,))
+    assert refused() == [True, False, False]
+
+
+def test_reserved_claim_that_must_survive_is_left_to_the_engine() -> None:
+    comparison = ModelComparison()
+    for id_hash in "abc":
+        run_both(comparison, join(id_hash), {}, "lock", None)
+    run_both(comparison, ("release", "a", True), {}, "lock", None)
+    lasting = [claim("b"), claim("b", process_bound=True, delay=2.0)]
+    assert [claim_reserved(comparison.db, comparison.boot_clock, each, "client b") for each in lasting] == [None] * 2
+    assert claim_reserved(comparison.db, comparison.boot_clock, claim("b", process_bound=True), "client b")
 
 
 def test_expired_grant_is_not_released_by_the_fast_path() -> None:

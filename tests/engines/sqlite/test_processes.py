@@ -32,6 +32,9 @@ class GrantRecorder:
             create trigger saw_let_in after insert on lh_grant when new.state in (1, 2) begin
                 insert or ignore into let_in (ticket, token) values (new.ticket, new.token);
             end;
+            create trigger saw_reserved after update on lh_grant begin
+                insert or ignore into let_in (ticket, token) values (new.ticket, new.token);
+            end;
             create trigger saw_passed_over after insert on lh_waiter when new.passed = 1 begin
                 insert into passed_over values (new.ticket);
             end;

@@ -2,6 +2,7 @@
 
 engine.py          the verbs: one immediate transaction each, retried until the deadline
 fast_path.py       acquire and release of an uncontended name: nothing to decide, no queue to load
+hand_off.py        release, claim and join of a crowd: the usual case of each, without loading the queue
 rows.py            one name's state loaded from rows, decided by core/lock_state.py, written back as differences
 connection.py      one engine instance's connection: opened when needed, errors mapped, closed before a fork
 location.py        where a file may live and who may use it: paths, permissions, file systems

@@ -23,6 +23,7 @@ from leasehold.engines.sql import TRAITS
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import DatabaseLocked, NeedsSync, SqliteConnection
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
+from leasehold.engines.sqlite.hand_off import claim_reserved, hand_over, join_queue
 from leasehold.engines.sqlite.location import resolve_path
 from leasehold.engines.sqlite.rows import RowLockState, clients_of_holders, find_expired, holdings, must_survive
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
@@ -39,6 +40,7 @@ _LONGEST_RETRY: Final = 0.01
 _BATCH: Final = 50  # renewals per transaction: other processes get in between
 _SWEEP_EVERY: Final = 8  # attempts between sweeps, and names per sweep: removes expired names that are not used again
 _PROBE_INTERVAL: Final = 0.05  # seconds in which the head of the queue notices that a holder's process has ended
+_REACHED_FOR: Final = 0.05  # seconds for which a claim that joins the queue need not probe the clients ahead again
 _CHECKPOINT_EVERY: Final = 2000  # calls of an event loop: about three thousand pages of the log
 _FORGET_TIMEOUT: Final = 1.0  # `forget` has no deadline of its own
 
@@ -64,6 +66,7 @@ class SqliteEngine:
         registry.engines.add(self)
         self._attempts = self._calls_on_loop = 0
         self._sweep_cursor = ("", "")
+        self._crowded_name: tuple[str, str] | None = None  # with its namespace: had waiters in the last call about it
         # Verbs that found the file locked. Together they retry only as often as one verb alone would: with fifty
         # threads in each of twenty processes, independent retries kept a busy machine from doing anything else.
         self._retrying: set[object] = set()
@@ -234,8 +237,13 @@ class SqliteEngine:
         def decide(db: sqlite3.Connection, notifications: Notifications) -> Grant | Busy:
             if in_flight.abandoned:
                 raise Unavailable("the caller gave up before the attempt was made", engine="sqlite")
-            grant = None if claim.queue else acquire_uncontended(db, self._boot_clock, claim, address)
-            reply = grant or self._attempt_contended(db, notifications, claim, address)
+            reply: Grant | Busy | None
+            if claim.queue:
+                reply = self._attempt_queued(db, claim, address, in_flight.woken)
+            else:
+                reply = acquire_uncontended(db, self._boot_clock, claim, address)
+            if reply is None:
+                reply = self._attempt_contended(db, notifications, claim, address)
             self._attempts += 1
             if not self._attempts % _SWEEP_EVERY:
                 self._sweep(db, notifications)
@@ -248,6 +256,25 @@ class SqliteEngine:
                 self._wakeup_socket.remove_stale_sockets(holders)
         if in_flight.abandoned:  # the caller's release may have run before this attempt
             self._release(claim, deadline)
+        return reply
+
+    def _attempt_queued(self, db: sqlite3.Connection, claim: Claim, address: str, woken: bool) -> Grant | Busy | None:
+        """The attempts of a queued claim that need no decision; None if the name's state has to be loaded."""
+        if woken:
+            return claim_reserved(db, self._boot_clock, claim, address)
+        # What must survive a power cut is not granted here: the transaction of a claim that may have to wait need not
+        # sync.
+        if self._crowded_name != claim[:2] and not must_survive(claim):
+            grant = acquire_uncontended(db, self._boot_clock, claim, address)
+            if grant is not None:
+                return grant
+        self._crowded_name = claim[:2]
+        joined = join_queue(db, self._boot_clock, claim, address, self._reachability(_REACHED_FOR), self._is_dead)
+        if joined is None:
+            return None
+        reply, processes = joined
+        if (waiter := self._registry.waiting.get(claim.id_hash)) is not None:
+            waiter.holders = processes
         return reply
 
     def _attempt_contended(
@@ -279,8 +306,17 @@ class SqliteEngine:
 
     def _release(self, claim: Claim, deadline: float) -> bool:
         def decide(db: sqlite3.Connection, notifications: Notifications) -> bool:
-            if release_uncontended(db, self._boot_clock, claim):
+            was_crowded = self._crowded_name is not None and self._crowded_name == claim[:2]
+            if not was_crowded and release_uncontended(db, self._boot_clock, claim):
                 return True
+            if made := hand_over(db, self._boot_clock, claim, self._reachability()):
+                self._crowded_name = claim[:2]
+                notifications.extend((claim.namespace, claim.name, notification) for notification in made)
+                return True
+            if was_crowded:
+                self._crowded_name = None
+                if release_uncontended(db, self._boot_clock, claim):
+                    return True
             verb = partial(
                 LockState.release,
                 id_hash=claim.id_hash,
@@ -332,9 +368,9 @@ class SqliteEngine:
             notifications.extend((namespace, name, notification) for notification in new_notifications)
         return answer
 
-    def _reachability(self) -> Callable[[str], bool]:
-        """A function that says whether a client can be reached, and probes only once in the verb."""
-        return partial(self._wakeup_socket.is_reachable, since=self._runtime.now())
+    def _reachability(self, seconds: float = 0.0) -> Callable[[str], bool]:
+        """A function that says whether a client can be reached, and probes only once in the verb and these seconds."""
+        return partial(self._wakeup_socket.is_reachable, since=self._runtime.now() - seconds)
 
     def _context(self, lock_state: RowLockState) -> Context:
         return lock_state.context(self._boot_clock.wall, self._reachability(), self._is_dead)

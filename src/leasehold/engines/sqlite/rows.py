@@ -55,7 +55,7 @@ REPLACE_GRANT: Final = (
     f"replace into lh_grant (namespace, name, granted_ttl, kind, grant_limit, {_GRANT_COLUMNS}) "  # noqa: S608  # constants of ours
     f"values ({', '.join('?' * 22)})"
 )
-_REPLACE_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER_COLUMNS}) values ({', '.join('?' * 14)})"  # noqa: S608  # constants of ours
+REPLACE_WAITER: Final = f"replace into lh_waiter (namespace, name, {_WAITER_COLUMNS}) values ({', '.join('?' * 14)})"  # noqa: S608  # constants of ours
 _DELETE_GRANT: Final = "delete from lh_grant where namespace = ? and name = ? and token = ?"
 _DELETE_WAITER: Final = "delete from lh_waiter where namespace = ? and name = ? and passed = ? and ticket = ?"
 
@@ -179,7 +179,7 @@ class RowLockState(LockState):
                 db.execute(REPLACE_GRANT, (*key, granted_ttl, self.kind, self.limit, *new))
             else:
                 queued = True
-                db.execute(_REPLACE_WAITER, (*key, *new))
+                db.execute(REPLACE_WAITER, (*key, *new))
         if (self._counter.last, self.last_ticket) != self._stored_counters:
             if (token := self._counter.last) > self._ceiling:
                 if not synced:
