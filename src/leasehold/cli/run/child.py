@@ -131,7 +131,7 @@ class Child:
 
 
 def _run_command(
-    command: list[str], parent: int, go_reader: int, failure_writer: int, signal_mask: set[signal.Signals]
+    command: list[str], parent: int, go_reader: int, failure_writer: int, signal_mask: set[int | signal.Signals]
 ) -> NoReturn:
     """In the child: wait for the environment, then exec CMD. Whatever happens, never return into the parent's code."""
     try:

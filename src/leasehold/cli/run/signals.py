@@ -48,7 +48,7 @@ def _raise(signum: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[set[signal.Signals]]:
+def held_back() -> Iterator[set[int | signal.Signals]]:
     """Signals that ask the program to end arrive only afterwards. Python calls hooks around a fork, and drops what a
     handler raises in one. Gives the mask to restore in the child, which a program would inherit."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATING)
