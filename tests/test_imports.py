@@ -508,7 +508,7 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
 def test_import_leasehold_loads_only_what_locks_need():
     loaded = loaded_by("import leasehold")
     assert "leasehold.blocking.locks" in loaded
-    needless = {"leasehold.core.lock_state", "json", "selectors", "socket", "urllib.parse"}
+    needless = {"leasehold.core.lock_state", "dataclasses", "inspect", "json", "selectors", "socket", "urllib.parse"}
     assert loaded & (NOT_FOR_LOCKS | needless) == set()
 
 

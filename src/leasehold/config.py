@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, get_args
 
 from leasehold.core import timing
 from leasehold.core.names import check_namespace
@@ -61,17 +60,19 @@ class Unset:
 UNSET: Final = Unset()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(NamedTuple):
     """An engine's URL in parts. Only the scheme is ever shown, because the rest may contain a password."""
 
-    url: str = field(repr=False)
+    url: str
     scheme: str
-    target: str = field(repr=False)  # everything between `scheme://` and `?`, decoded
-    options: Mapping[str, str] = field(repr=False)
+    target: str  # everything between `scheme://` and `?`, decoded
+    options: Mapping[str, str]
     call_timeout: float = 5.0
     password: Password | None = None  # of the option `password_file` or of `Client(password=...)`; not that in the URL
     drift: float = timing.DRIFT
+
+    def __repr__(self) -> str:
+        return f"<EngineConfig {self.scheme}://>"
 
     @classmethod
     def parse(
@@ -163,11 +164,10 @@ def parse_yes_no(text: str) -> bool:
     return text == "yes"
 
 
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
+class ClientOptions(NamedTuple):
     """The arguments of `Client` and `AsyncClient`. A client is pickled as its options."""
 
-    url: str | None = field(default=None, repr=False)
+    url: str | None = None
     namespace: str = ""
     holder: str | None = None
     ttl: float = 30.0
@@ -175,10 +175,10 @@ class ClientOptions:
     on_event: Hook | None = None
     max_ttl: float = DAY
     breaker: bool = False
-    password: PasswordArgument | None = field(default=None, repr=False)
+    password: PasswordArgument | None = None
     drift: float = timing.DRIFT
 
-    def __post_init__(self) -> None:
+    def checked(self) -> ClientOptions:
         check_namespace(self.namespace)
         check_seconds("max_ttl", self.max_ttl, allow_zero=False)
         check_ttl(self.ttl, self.max_ttl)
@@ -189,6 +189,10 @@ class ClientOptions:
         if not isinstance(self.breaker, bool):
             raise ConfigError(f"breaker must be True or False, not {_shorten(self.breaker)}")
         timing.check_drift(self.drift)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<ClientOptions namespace={self.namespace!r}>"  # the tuple's own repr would show passwords
 
     def engine_config(self) -> EngineConfig:
         url, source = self.url, "the URL"
@@ -252,17 +256,16 @@ def lock_options(where: str, default_ttl: float, max_ttl: float, arguments: Mapp
         given["ttl"] = default_ttl
     check_ttl(given["ttl"], max_ttl)
     given["require"] = parse_requirements(given.get("require", ()))
-    return LockOptions(**given)
+    return LockOptions(**given).checked()
 
 
 @lru_cache(maxsize=64, typed=True)
 def _default_options(ttl: float) -> LockOptions:
     """The options of a lock without arguments, as most are. Checking them took as long as building the lock."""
-    return LockOptions(ttl)
+    return LockOptions(ttl).checked()
 
 
-@dataclass(frozen=True, slots=True)
-class LockOptions:
+class LockOptions(NamedTuple):
     """The arguments of a lock, checked."""
 
     ttl: float
@@ -279,7 +282,7 @@ class LockOptions:
     strict: bool = False
     on_deadlock: OnDeadlock = "wait"
 
-    def __post_init__(self) -> None:
+    def checked(self) -> LockOptions:
         check_ttl(self.ttl, timing.NEVER)
         check_wait(self.wait)
         check_seconds("min_hold", self.min_hold)
@@ -304,6 +307,7 @@ class LockOptions:
                 'on_unavailable="run" cannot be combined with require={"fencing"}: a lease that the engine did not '
                 'grant has no token; choose "raise" or "wait"'
             )
+        return self
 
 
 REQUIREMENTS: Final[Mapping[str, Callable[[Traits], bool]]] = MappingProxyType(

@@ -6,7 +6,6 @@ import json
 import pickle
 import threading
 from copy import copy
-from dataclasses import replace
 
 import pytest
 
@@ -31,7 +30,7 @@ def test_inspect_shows_holders(bench, wait_until) -> None:
     assert (first.age, first.left) == (2.0, 28.0)
     assert (second.kind, second.limit, second.slot) == ("semaphore", 3, 0)
     (same,) = client.inspect("a/1", exact=True)
-    assert replace(same, acquired_at=first.acquired_at) == first  # computed from the wall clock of each call
+    assert same._replace(acquired_at=first.acquired_at) == first  # computed from the wall clock of each call
     assert client.inspect("a", exact=True) == client.inspect("b") == []
     assert {lease.fingerprint for lease in held} == {first.fingerprint, second.fingerprint}
     with pytest.raises(ConfigError):

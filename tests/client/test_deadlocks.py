@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -105,7 +104,7 @@ def test_multilock_causes_no_deadlock(bench) -> None:
 
 def test_deadlocks_is_unsupported_without_a_queue(bench) -> None:
     client = bench.client()
-    probe.engine(client).traits = replace(TRAITS, fair=False)
+    probe.engine(client).traits = TRAITS._replace(fair=False)
     with pytest.raises(Unsupported, match="no queue of waiters"):
         client.deadlocks()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -58,10 +57,10 @@ def test_election_checks_options_and_required_traits(bench) -> None:
         client.election("boss", timeout=3)
     with pytest.raises(TypeError, match=r"ttl= .* wait="):
         client.election("boss").campaign(timeout=3)
-    probe.engine(client).traits = replace(TRAITS, fencing=False)
+    probe.engine(client).traits = TRAITS._replace(fencing=False)
     with pytest.raises(Unsupported, match="fencing"):
         client.election("boss")
-    probe.engine(client).traits = replace(TRAITS, outlives=False)
+    probe.engine(client).traits = TRAITS._replace(outlives=False)
     assert client.election("boss")._lock.options.min_hold == 0, "min_hold needs the trait outlives"
     probe.engine(client).traits = TRAITS
     assert client.election("boss", min_hold=5)._lock.options.min_hold == 5

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -363,7 +362,7 @@ def test_text_with_another_name_gives_no_lease(bench) -> None:
 
 def test_engine_whose_grants_die_with_the_client_refuses(bench, monkeypatch) -> None:
     text = hand_over(bench.client())
-    monkeypatch.setattr(MemoryEngine, "traits", replace(bench.clients[0].traits, outlives=False))
+    monkeypatch.setattr(MemoryEngine, "traits", bench.clients[0].traits._replace(outlives=False))
     with pytest.raises(Unsupported):
         bench.client().take_over(text)
     with pytest.raises(Unsupported):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -23,7 +22,7 @@ def client_with_traits(bench, **traits):
     class LimitedEngine(MemoryEngine):
         pass
 
-    LimitedEngine.traits = replace(TRAITS, **traits)
+    LimitedEngine.traits = TRAITS._replace(**traits)
     bench.open = lambda _config, runtime, registry: LimitedEngine(runtime, registry, bench.transport)
     return bench.client()
 
@@ -43,7 +42,7 @@ def test_unsupported_trait_is_refused_when_lock_is_built(bench) -> None:
 def test_trait_lost_on_connect_is_refused_before_any_grant(bench) -> None:
     client = bench.client()
     lock = client.lock("a", require={"fair"})
-    probe.engine(client).traits = replace(TRAITS, fair=False)  # as discovered on connect
+    probe.engine(client).traits = TRAITS._replace(fair=False)  # as discovered on connect
     with pytest.raises(Unsupported, match="does not promise fair"):
         lock.acquire()
     assert not bench.server.lock_states

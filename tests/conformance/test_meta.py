@@ -1,7 +1,8 @@
 """Every engine has a rig, a guarantees page, and a case for each trait it promises."""
 
 import inspect
-from dataclasses import dataclass, make_dataclass, replace
+from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -111,13 +112,11 @@ def test_gaps_names_trait_that_no_case_exercises(inventory, requirement):
 
 
 def test_gaps_names_trait_whose_cases_the_rig_cannot_run(inventory):
-    inventory.traits = replace(inventory.traits, survives="restart")
+    inventory.traits = inventory.traits._replace(survives="restart")
     assert inventory.gaps() == ["no case exercises the trait 'survives-restart' of memory"]
 
 
 def test_gaps_names_traits_field_without_requirement(inventory):
-    extended_traits = make_dataclass("Traits", [("telepathic", bool)], bases=(Traits,), frozen=True)
-    inventory.traits = extended_traits(
-        **{name: getattr(inventory.traits, name) for name in Traits.__dataclass_fields__}, telepathic=True
-    )
+    extended_traits = namedtuple("Traits", [*Traits._fields, "telepathic"])
+    inventory.traits = extended_traits(*inventory.traits, telepathic=True)
     assert inventory.gaps() == ["no case exercises the field 'telepathic' of Traits of memory"]

@@ -1,7 +1,5 @@
 """Planted bugs in release, expiry and the answers about ended claims. The suite must find each of them."""
 
-from dataclasses import replace
-
 from harness.checkers.mutation import Patch, PlantedBugs
 from leasehold.client.core import ClientCore
 from leasehold.core import lock_state
@@ -83,7 +81,7 @@ def inspect_shows_the_id_hash(patch: Patch) -> None:
     def holdings(self, *args):
         id_hashes = [*self.entries]
         return [
-            replace(holding, fingerprint=id_hash)
+            holding._replace(fingerprint=id_hash)
             for holding, id_hash in zip(original(self, *args), id_hashes, strict=True)
         ]
 

@@ -1,7 +1,6 @@
 """What a server remembers: grants, waits, incidents and an hour of statistics, bounded in memory."""
 
 import tracemalloc
-from dataclasses import replace
 
 import pytest
 
@@ -330,7 +329,7 @@ def test_owner_that_missed_its_renewals_comes_first(past):
 def test_first_owners_are_those_of_the_whole_list(past, monkeypatch, most, wanted):
     """20 owners hold, three of them quietly, and 1,000 only wait: of these no more are made than are shown."""
     held = [holding(f"a/{number}", f"web-{number}", 1.0 if number % 8 == 0 else 9.0) for number in range(20)]
-    past.observe(picture(*(replace(each, left=10.0) for each in held), at=0).snapshot)
+    past.observe(picture(*(each._replace(left=10.0) for each in held), at=0).snapshot)
     waiting = [holding(f"a/{number % 30}", f"web-{number}", 9.0, state="waiting") for number in range(1000)]
     now = picture(*held, *waiting, at=9)
     all_owners = [owner for owner in past.owners(now) if wanted in owner.holder]

@@ -2,7 +2,6 @@
 
 import ssl
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -125,8 +124,8 @@ def test_page_of_a_semaphore_with_a_long_queue_is_bounded(monkeypatch):
     """Each holding is shown with the whole queue of its name, so the answer could have the product of both."""
     monkeypatch.setattr(schemas, "MAX_WAITERS", 100)
     held = Holding("", "sem", "held", "exclusive", "semaphore", 50, "", Holder("a"), 0.0, 9.0)
-    found = [replace(held, token=n) for n in range(1, 51)] + [
-        replace(held, state="waiting", position=n) for n in range(40)
+    found = [held._replace(token=n) for n in range(1, 51)] + [
+        held._replace(state="waiting", position=n) for n in range(40)
     ]
     tokens, cursor, pages = [], None, 0
     while pages == 0 or cursor is not None:

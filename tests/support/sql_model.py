@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from harness.rigs import mysql, postgresql
@@ -204,7 +204,7 @@ class SqlModel:
         lock_state = deepcopy(self.lock_state) or LockState(self.now)
         lock_state.expire(self.now)
         expected = list(lock_state.holdings("ns", "name", self.now))
-        translated = [replace(holding, token=holding.token and self.tokens[holding.token]) for holding in found]
+        translated = [holding._replace(token=holding.token and self.tokens[holding.token]) for holding in found]
         assert [rounded(holding) for holding in translated] == [rounded(holding) for holding in expected]
 
     def row_count(self) -> int:
@@ -215,7 +215,7 @@ class SqlModel:
 def rounded(holding):
     """Round times and cut fingerprints: the server shows the beginning and the end of an id hash, here one letter."""
     times = {"age": round(holding.age, 5), "left": round(holding.left, 5)}
-    return replace(holding, **times, fingerprint=holding.fingerprint[:1], owner=holding.owner[:1])
+    return holding._replace(**times, fingerprint=holding.fingerprint[:1], owner=holding.owner[:1])
 
 
 class PostgresqlModel(SqlModel):

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -218,7 +217,7 @@ def test_minimal_rig_reaches_the_engine_by_url():
 def test_skip_names_the_missing_ability_or_trait(monkeypatch):
     with pytest.raises(Skipped, match="the rig does not have the ability 'pause'"):
         run_case(CASES["engine_calls_end_unavailable_in_time_when_paused"], CaseContext(MinimalRig(), "blocking"))
-    monkeypatch.setattr(MemoryEngine, "traits", replace(MemoryEngine.traits, shared=False))
+    monkeypatch.setattr(MemoryEngine, "traits", MemoryEngine.traits._replace(shared=False))
     with pytest.raises(Skipped, match="the engine does not promise the trait 'shared'"):
         run_case(CASES["queued_readers_are_granted_together"], CaseContext(MinimalRig(), "asyncio"))
 
@@ -273,7 +272,7 @@ class Forgetful(Durable):
 @pytest.mark.parametrize("mode", ["blocking", "asyncio"])
 @pytest.mark.parametrize("name", ["grants_survive_a_restart_of_the_engine", "grants_survive_the_loss_of_a_minority"])
 def test_survival_cases_fail_on_engine_that_forgets_grants(name, mode, monkeypatch):
-    monkeypatch.setattr(MemoryEngine, "traits", replace(MemoryEngine.traits, survives="minority"))
+    monkeypatch.setattr(MemoryEngine, "traits", MemoryEngine.traits._replace(survives="minority"))
     run_case(CASES[name], CaseContext(Durable(), mode))
     with pytest.raises(AssertionError):
         run_case(CASES[name], CaseContext(Forgetful(), mode))
@@ -299,7 +298,7 @@ def test_session_case_passes_on_rig_that_frees_grants(mode, monkeypatch):
     monkeypatch.setattr(
         rig.server, "attempt", lambda claim, client_id: (rig.claims.append(claim), original(claim, client_id))[1]
     )
-    monkeypatch.setattr(MemoryEngine, "traits", replace(MemoryEngine.traits, liveness="session"))
+    monkeypatch.setattr(MemoryEngine, "traits", MemoryEngine.traits._replace(liveness="session"))
     run_case(CASES["killed_session_frees_its_grants"], CaseContext(rig, mode))
 
 

@@ -35,7 +35,7 @@ def acquire(console: Console, /, name: str, **given: Any) -> int:
     pass it on stdin, never on a command line, where every user of the machine can read it. The format is described by
     `leasehold docs reference/json`; `-o` has no effect on it.
     """
-    options = AcquireOptions(**given)
+    options = AcquireOptions(**given).checked()
     usage_error_if(sys.stdout is None, "stdout is closed, so the lease cannot be printed")
     with console.client(ttl=options.ttl) as client:
         lock = options.lock(client, name, outlives=True)

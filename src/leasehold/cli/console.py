@@ -10,16 +10,16 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import click
 
 from leasehold import telemetry
 from leasehold.blocking import Client
 from leasehold.cli.run.signals import Interrupted
-from leasehold.config import URL_VARIABLE, ClientOptions
+from leasehold.config import URL_VARIABLE
 from leasehold.core import timing
+from leasehold.core.names import check_namespace
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
 from leasehold.events import Hook
@@ -28,8 +28,7 @@ Output: TypeAlias = Literal["table", "json"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
 
-@dataclass(frozen=True, slots=True)
-class Console:
+class Console(NamedTuple):
     url: str | None = None
     namespace: str = ""
     output: Output = "table"
@@ -187,12 +186,12 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
     console = ctx.find_object(Console) or Console()
     if value and param.name == "namespace":
         try:
-            ClientOptions(namespace=value)
+            check_namespace(value)
         except ConfigError as bad:
             raise click.BadParameter(str(bad), ctx, param) from None
     if value or (value == "" and param.name == "url"):  # an empty URL is an error, not the default
         field = "verbosity" if param.name == "verbose" else str(param.name)
-        console = replace(console, **{field: value})
+        console = console._replace(**{field: value})
     ctx.obj, ctx.color = console, use_color()
     prepare_logs(console.quiet, console.verbosity, console.log_format)
 

@@ -123,7 +123,7 @@ def elect(
     )
     if options.get("purpose") is None and is_label(os.path.basename(command[0])):
         options["purpose"] = os.path.basename(command[0])
-    run_options = RunOptions(given["ttl"], max_hold, "term", kill_after, drift)
+    run_options = RunOptions(given["ttl"], max_hold, "term", kill_after, drift).checked()
     telemetry = RunTelemetry(console, metrics_file, metrics_group, otel, audit_file, audit_key_file)
     return run_leader(console, name, list(command), options, run_options, telemetry)
 

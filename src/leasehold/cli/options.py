@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -162,8 +161,7 @@ def acquire_options(command: F) -> F:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireOptions:
+class AcquireOptions(NamedTuple):
     """The values of `acquire_options`, with their combinations checked."""
 
     nonblock: bool
@@ -178,7 +176,7 @@ class AcquireOptions:
     holder: str | None
     purpose: str | None
 
-    def __post_init__(self) -> None:
+    def checked(self) -> AcquireOptions:
         usage_error_if(self.nonblock and self.wait is not None, "-n cannot be combined with -w: -n means -w 0")
         usage_error_if(self.exclusive and self.shared, "-x cannot be combined with -s")
         usage_error_if(
@@ -191,6 +189,7 @@ class AcquireOptions:
         )
         check_ttl_option(self.ttl)
         usage_error_if((self.slots or 1) > MAX_SLOTS, f"--slots {self.slots} is too large: the maximum is {MAX_SLOTS}")
+        return self
 
     def lock(
         self,

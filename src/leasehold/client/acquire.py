@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from leasehold import log_lines
@@ -39,21 +38,32 @@ _REPORT_INTERVAL: Final = 60.0
 _MAX_LATE_GRANTS = 3  # an engine slower than the ttl stays slow: retrying for ever would only load it
 
 
-@dataclass(slots=True, eq=False)
 class AcquireRequest(Generic[L]):
     """One call to acquire a lock, and what the loop below needs of that lock."""
 
-    lock: BaseLock[Any]
-    claim: Claim  # after a late grant or an unanswered attempt, one with another id
-    began: float
-    wait: float | None
-    waiting_deadlocks: bool  # the same thread or task already holds the name: granted at once or never
-    get_engine: Callable[[], Engine]  # raises to end the wait, as when the client is closed
-    waited: bool = False  # the claim had to wait in the queue
-    position: int | None = None  # when it joined the queue
-    answered: bool = False  # the engine answered at least once
-    reports: int = 0  # lines logged while it waits
-    search: WaitSearch | None = None  # for deadlocks, if the lock asks for that, while it waits
+    __slots__ = (
+        "answered", "began", "claim", "get_engine", "lock", "position", "reports", "search", "wait", "waited",
+        "waiting_deadlocks",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lock: BaseLock[Any],
+        claim: Claim,
+        began: float,
+        wait: float | None,
+        waiting_deadlocks: bool,
+        get_engine: Callable[[], Engine],
+    ) -> None:
+        self.lock, self.began, self.wait = lock, began, wait
+        self.claim = claim  # after a late grant or an unanswered attempt, one with another id
+        self.waiting_deadlocks = waiting_deadlocks  # the same thread or task holds the name: granted at once or never
+        self.get_engine = get_engine  # raises to end the wait, as when the client is closed
+        self.waited = False  # the claim had to wait in the queue
+        self.position: int | None = None  # when it joined the queue
+        self.answered = False  # the engine answered at least once
+        self.reports = 0  # lines logged while it waits
+        self.search: WaitSearch | None = None  # for deadlocks, if the lock asks for that, while it waits
 
     def may_run(self, error: Unavailable) -> bool:
         """Whether the caller may go on without a grant. Never after an answer: the name was held by another claim, or

@@ -68,16 +68,25 @@ class _MemberSignal:
         return False
 
 
-@dataclass(slots=True, eq=False)
 class _MemberRequest(AcquireRequest[L]):
     """The request of one name. Its waiter gets the member's signal."""
 
-    member: _Member[L] | None = None
+    __slots__ = ("_signal",)
+
+    def __init__(
+        self,
+        lock: BaseLock[L],
+        began: float,
+        wait: float | None,
+        get_engine: Callable[[], Engine],
+        signal: _MemberSignal,
+    ) -> None:
+        super().__init__(lock, lock._new_claim(), began, wait, False, get_engine)
+        self._signal = signal
 
     def add_waiter(self, claim: Claim) -> Waiter:
-        waiter = AcquireRequest.add_waiter(self, claim)
-        if self.member is not None:
-            waiter.signal = self.member.signal
+        waiter = super().add_waiter(claim)
+        waiter.signal = self._signal
         return waiter
 
 
@@ -121,9 +130,7 @@ class _Member(Generic[L]):
     def __init__(self, lock: BaseLock[L], began: float, wait: float | None, caller: Signal) -> None:
         self._core = lock._core
         self.signal = _MemberSignal(self._core.runtime, caller)
-        self.request: _MemberRequest[L] = _MemberRequest(
-            lock, lock._new_claim(), began, wait, False, self._get_engine, member=self
-        )
+        self.request: _MemberRequest[L] = _MemberRequest(lock, began, wait, self._get_engine, self.signal)
         self._acquire: Coroutine[Any, Any, L] = acquire(self.request)
         self.lease: L | None = None
         self.refusal: NotAcquired | None = None

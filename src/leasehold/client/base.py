@@ -8,7 +8,6 @@ import signal
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import fields, replace
 from typing import ClassVar, Protocol
 
 from leasehold.client.core import ClientCore
@@ -76,12 +75,13 @@ class BaseClient:
             url, found = settings_of(url)
             password = found if password is None else password
         options = ClientOptions(url, namespace, holder, ttl, call_timeout, on_event, max_ttl, breaker, password, drift)
+        options.checked()
         config = (
             options.engine_config()
             if engine is None or url is not None
-            else replace(options, url="own://").engine_config()
+            else options._replace(url="own://").engine_config()
         )
-        self._options = replace(options, url=config.url)
+        self._options = options._replace(url=config.url)
         self._picklable = engine is None and runtime is None
         opener = self._engines.opener(config.scheme) if engine is None else engine
         self._core = ClientCore(self._options, config, opener, runtime or type(self)._runtime_type())
@@ -125,7 +125,7 @@ class BaseClient:
         holdings = await engine.inspect(self._options.namespace, prefix, exact, self._core.deadline())
         now = self._core.runtime.wall()
         return [
-            replace(holding, acquired_at=now - holding.age)
+            holding._replace(acquired_at=now - holding.age)
             if holding.state == "held" and holding.since_grant
             else holding
             for holding in holdings
@@ -200,7 +200,7 @@ def semaphore_shape(limit: int) -> Shape:
 
 
 def _rebuild(kind: type[BaseClient], options: ClientOptions) -> BaseClient:
-    return kind(**{option.name: getattr(options, option.name) for option in fields(options)})
+    return kind(**options._asdict())
 
 
 def _register_for_hooks(core: ClientCore, at_exit: bool) -> None:

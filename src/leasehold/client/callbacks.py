@@ -7,9 +7,17 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime, Signal
 
 _log = logging.getLogger("leasehold.callbacks")
+
+
+def check_callback(where: str, callback: object) -> None:
+    from inspect import iscoroutinefunction  # only here: it would slow `import leasehold` down
+
+    if not callable(callback) or iscoroutinefunction(callback):
+        raise ConfigError(f"{where} takes a plain function of one argument, the lease; it runs on another thread")
 
 
 class CallbackThread:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from string import Formatter
@@ -12,6 +11,8 @@ from leasehold.config import LockArguments
 from leasehold.errors import ConfigError, NotAcquired
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
     from leasehold.client.lock import BaseLock
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,7 +20,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 OnBusy: TypeAlias = Literal["wait", "raise", "skip"]
 _ON_BUSY: Final = ("wait", "raise", "skip")
 _BY_KEYWORD: Final = -1
-_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 # The parameters of a function that Leasehold fills in: the index at which to insert the argument, or _BY_KEYWORD.
 FilledParameters: TypeAlias = Mapping[str, int]
@@ -27,14 +27,16 @@ FilledParameters: TypeAlias = Mapping[str, int]
 
 def accepted_parameters(fn: Callable[..., Any], blocking: bool, *names: str) -> FilledParameters:
     """Those of `names` that are parameters of `fn`. Blocking mode, which cannot await, refuses a coroutine function."""
-    if blocking and inspect.iscoroutinefunction(fn):
+    from inspect import iscoroutinefunction, signature  # only here: it would slow `import leasehold` down
+
+    if blocking and iscoroutinefunction(fn):
         raise ConfigError(f"{_qualified_name(fn)} is a coroutine function: use the asyncio API, such as AsyncClient")
     try:
-        parameters = inspect.signature(fn).parameters
+        parameters = signature(fn).parameters
     except (TypeError, ValueError):  # some built-ins have no signature
         return {}
     return {
-        name: index if parameter.kind in _POSITIONAL else _BY_KEYWORD
+        name: index if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD else _BY_KEYWORD
         for index, (name, parameter) in enumerate(parameters.items())
         if name in names
     }
@@ -66,29 +68,33 @@ class LockedFunction:
     """
 
     def __init__(self, fn: Callable[..., Any], template: str, on_busy: OnBusy, *, blocking: bool) -> None:
+        from inspect import signature
+
         if on_busy not in _ON_BUSY:
             raise ConfigError(f"on_busy must be one of {', '.join(_ON_BUSY)}, not {on_busy!r}")
         self._fn, self._template, self._on_busy = fn, template, on_busy
         self._filled = accepted_parameters(fn, blocking, "lease")
-        self._signature = self._without_filled(inspect.signature(fn))
+        self._signature = self._without_filled(signature(fn))
         parameters = self._signature.parameters.values()
         self._var_keyword = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._has_fields = self._check_template()
 
-    def _without_filled(self, signature: inspect.Signature) -> inspect.Signature:
+    def _without_filled(self, signature: Signature) -> Signature:
         """The signature for callers: they leave out what Leasehold passes."""
         return signature.replace(parameters=[p for n, p in signature.parameters.items() if n not in self._filled])
 
     def wrap(self, run: F) -> F:
         """Make `run` look like the function, without the parameters that Leasehold fills in: web frameworks, command
         line parsers and pytest read the signature to find what to pass."""
+        from inspect import signature
+
         update_wrapper(run, self._fn)
         if self._filled:
             try:
-                signature = inspect.signature(self._fn, eval_str=True)
+                own = signature(self._fn, eval_str=True)
             except Exception:  # an annotation that can be evaluated only later, or never
-                signature = inspect.signature(self._fn)
-            run.__signature__ = self._without_filled(signature)  # type: ignore[attr-defined]
+                own = signature(self._fn)
+            run.__signature__ = self._without_filled(own)  # type: ignore[attr-defined]
             annotations = getattr(self._fn, "__annotations__", {})
             run.__annotations__ = {name: value for name, value in annotations.items() if name not in self._filled}
         return run

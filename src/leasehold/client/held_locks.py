@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 from weakref import ref
 
@@ -50,20 +49,41 @@ class CurrentLeases(list["BaseLease"]):
 CURRENT_LEASES: Final[ContextVar[tuple[CurrentLeases, ...]]] = ContextVar("leasehold_current_leases", default=())
 
 
-@dataclass(slots=True, eq=False)
 class HeldLock:
     """One hold of a lease: by a `with`, by a decorator, or by `acquire()` of a reentrant lock."""
 
-    lock: object  # the lock whose `with` will leave it; None: from acquire() of a reentrant lock
-    lease: BaseLease
-    mode: Mode
-    frame: int = 0  # the id of the frame that runs the `with`; the frame lives as long as the entry is needed
-    interrupt: Interrupt | None = None
-    task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
-    released: bool = False  # leaving the `with` releases nothing more
-    current_leases: CurrentLeases = field(default_factory=CurrentLeases)  # its `with` in CURRENT_LEASES
-    order: int = 0  # of a pool (`any_of`): one `with` may be inside another, each with another name
-    reentered: bool = False  # a hold of a lease that was held before: it counts in the lease's depth, recorded or not
+    __slots__ = (
+        "current_leases",
+        "frame",
+        "interrupt",
+        "lease",
+        "lock",
+        "mode",
+        "order",
+        "reentered",
+        "released",
+        "task",
+    )
+
+    def __init__(
+        self,
+        lock: object,
+        lease: BaseLease,
+        mode: Mode,
+        frame: int = 0,
+        interrupt: Interrupt | None = None,
+        order: int = 0,
+    ) -> None:
+        self.lock = lock  # the lock whose `with` will leave it; None: from acquire() of a reentrant lock
+        self.lease, self.mode = lease, mode
+        self.frame = frame  # the id of the frame that runs the `with`; the frame lives as long as the entry is needed
+        self.interrupt = interrupt
+        self.task: object = None  # of a reentrant lock: the task whose loop the thread blocked when it entered
+        self.released = False  # leaving the `with` releases nothing more
+        self.current_leases = CurrentLeases()  # its `with` in CURRENT_LEASES
+        self.order = order  # of a pool (`any_of`): one `with` may be inside another, each with another name
+        # A hold of a lease that was held before: it counts in the lease's depth, recorded or not.
+        self.reentered = False
 
 
 class HeldLocks:

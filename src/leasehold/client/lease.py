@@ -6,7 +6,6 @@ its local deadline; a break or a loss ends the lease earlier. Nothing brings an 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
 import warnings
@@ -17,6 +16,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
 from leasehold.client.acquire import without_min_hold
+from leasehold.client.callbacks import check_callback
 from leasehold.config import Duration, check_seconds, check_ttl
 from leasehold.core import timing
 from leasehold.errors import ConfigError, LeaseLost, StaleToken, Unavailable, for_caller
@@ -231,7 +231,10 @@ class BaseLease:
         Not promised: if this process is paused, the next holder may start before the callback runs. `check()` depends
         on no thread: it compares the clock.
         """
-        _check_callback("on_lost", callback)
+        check_callback("on_lost", callback)
+        self._call_when_lost(callback)
+
+    def _call_when_lost(self, callback: Callable[[Self], object]) -> None:
         with self._core.mutex:
             if self._final_state is None:
                 self._callbacks = [*(self._callbacks or ()), callback]
@@ -248,7 +251,7 @@ class BaseLease:
         Not promised: that it runs as soon as `state` is AT_RISK. While a renewal is overdue and not yet given up, only
         `state` says so.
         """
-        _check_callback("on_at_risk", callback)
+        check_callback("on_at_risk", callback)
         with self._core.mutex:
             if self._final_state is not None:
                 return
@@ -671,11 +674,6 @@ class BaseLease:
 
 
 LeaseRef = weakref.ref[BaseLease]
-
-
-def _check_callback(where: str, callback: object) -> None:
-    if not callable(callback) or inspect.iscoroutinefunction(callback):
-        raise ConfigError(f"{where} takes a plain function of one argument, the lease; it runs on another thread")
 
 
 async def wait_lost(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -37,8 +36,7 @@ class Wait(NamedTuple):
         return self.waiter.name
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlock:
+class Deadlock(NamedTuple):
     """A cycle of waits: each needs what the owner of the next wait holds, the last what the first one's owner holds."""
 
     waits: tuple[Wait, ...]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from leasehold.model import Holder, HoldingState, Mode
@@ -47,32 +46,51 @@ def never_dead(_client: str) -> bool:
     return False
 
 
-@dataclass(slots=True)
 class Context:
     """The environment in which a verb runs."""
 
-    now: float  # the engine's clock, which ends leases
-    issue_token: Callable[[], int]  # the next token
-    reachable: Callable[[str], bool]  # False: this client cannot be notified
-    dead: Callable[[str], bool] = never_dead  # True: the engine has proof that the process of this client has ended
+    __slots__ = ("dead", "issue_token", "now", "reachable")
+
+    def __init__(
+        self,
+        now: float,
+        issue_token: Callable[[], int],
+        reachable: Callable[[str], bool],
+        dead: Callable[[str], bool] = never_dead,
+    ) -> None:
+        self.now = now  # the engine's clock, which ends leases
+        self.issue_token = issue_token  # the next token
+        self.reachable = reachable  # False: this client cannot be notified
+        self.dead = dead  # True: the engine has proof that the process of this client has ended
 
 
-@dataclass(slots=True, eq=False)
 class QueueEntry:
     """One claim of a name. Its grant, reservation or cooling ends at `expires_at`; its position in the queue is lost at
     `heartbeat_expires_at` (E7)."""
 
-    id_hash: str = field(repr=False)
-    client: str
-    holder: Holder
-    mode: Mode
-    delay: float
-    ticket: int
-    since: float
-    heartbeat_expires_at: float
-    state: int = PASSED
-    expires_at: float = 0.0
-    token: int = 0
-    slot: int | None = None
-    min_hold: float = 0.0
-    process_bound: bool = False
+    __slots__ = (
+        "client", "delay", "expires_at", "heartbeat_expires_at", "holder", "id_hash", "min_hold", "mode",
+        "process_bound", "since", "slot", "state", "ticket", "token",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id_hash: str,
+        client: str,
+        holder: Holder,
+        mode: Mode,
+        delay: float,
+        ticket: int,
+        since: float,
+        heartbeat_expires_at: float,
+        state: int = PASSED,
+        expires_at: float = 0.0,
+        token: int = 0,
+        slot: int | None = None,
+        min_hold: float = 0.0,
+        process_bound: bool = False,
+    ) -> None:
+        self.id_hash, self.client, self.holder, self.mode = id_hash, client, holder, mode
+        self.delay, self.min_hold, self.process_bound = delay, min_hold, process_bound
+        self.ticket, self.since, self.heartbeat_expires_at = ticket, since, heartbeat_expires_at
+        self.state, self.expires_at, self.token, self.slot = state, expires_at, token, slot

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
@@ -75,7 +74,7 @@ def test_ttl_of_a_grant_is_the_most_that_was_seen(client, answers, ttl):
     with client.lock("a"):
         (holding,) = client.inspect("a")
     for at, left in answers:
-        life = source._lives["f"] = source._life(replace(holding, fingerprint="f", left=left), at)
+        life = source._lives["f"] = source._life(holding._replace(fingerprint="f", left=left), at)
     assert life.ttl == ttl
 
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Final, TextIO
 
 import click
@@ -96,7 +96,7 @@ def bench(
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """
     # Always the same namespace: an engine that counts tokens by namespace keeps that counter for ever.
-    bench_console = replace(console, url=console.url if engine_url is None else engine_url, namespace="leasehold-bench")
+    bench_console = console._replace(url=console.url if engine_url is None else engine_url, namespace="leasehold-bench")
     prefix = f"{secrets.token_hex(8)}/"
     if until_breaks:
         usage_error_if(bool(rounds or held), "--until-breaks cannot be combined with --rounds or --held")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import click
@@ -54,7 +53,7 @@ def doctor(console: Console, engine_url: str | None, strict: bool) -> int:
 
     With `-o json`: one object, described by `leasehold docs reference/json`.
     """
-    with replace(console, url=console.url if engine_url is None else engine_url).client() as client:
+    with console._replace(url=console.url if engine_url is None else engine_url).client() as client:
         config = client._core.config
         findings = list(_examine(client))
     findings.sort(key=lambda each: -SEVERITIES.index(each.severity))

@@ -7,8 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import click
@@ -105,8 +104,7 @@ class RunCommand(Command):
         return args, []
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(NamedTuple):
     """The options that only `run` and `elect` have, checked against the ttl."""
 
     ttl: float
@@ -115,9 +113,9 @@ class RunOptions:
     kill_after: float | None
     drift: float = timing.DRIFT
 
-    def __post_init__(self) -> None:
+    def checked(self) -> RunOptions:
         if self.kill_after is None:
-            return
+            return self
         usage_error_if(
             self.kill_after > self.ttl / 3,
             f"--kill-after {self.kill_after:g} is more than a third of --ttl {self.ttl:g}: "
@@ -127,6 +125,7 @@ class RunOptions:
             self.max_hold is not None and self.kill_after >= self.max_hold,
             f"--kill-after {self.kill_after:g} must be shorter than --max-hold",
         )
+        return self
 
     def grace(self, granted: float) -> float:
         """Seconds between SIGTERM and SIGKILL, from the ttl that the engine granted, which may be less than --ttl."""
@@ -225,8 +224,8 @@ def run(
     If `leasehold run` and CMD are paused together for longer than the lease lasts, CMD is killed as soon as they
     resume. If only `leasehold run` is stopped, it cannot stop CMD: then only tokens protect the resource.
     """
-    options = AcquireOptions(**given)
-    run_options = RunOptions(options.ttl, max_hold, on_lost, kill_after, drift)
+    options = AcquireOptions(**given).checked()
+    run_options = RunOptions(options.ttl, max_hold, on_lost, kill_after, drift).checked()
     usage_error_if(line is not None and bool(command), "-c STRING cannot be combined with CMD")
     usage_error_if(line is None and not command, "nothing to run: pass CMD after NAME, or -c STRING")
     argv = ["/bin/sh", "-c", line] if line is not None else list(command)
@@ -235,12 +234,11 @@ def run(
     result = RunResult(console.namespace, name, argv, result_file)
     telemetry = RunTelemetry(console, metrics_file, metrics_group, otel, audit_file, audit_key_file)
     if options.purpose is None and is_label(os.path.basename(argv[0])):
-        given["purpose"] = os.path.basename(argv[0])
+        options = options._replace(purpose=os.path.basename(argv[0]))
     busy_code = exit_codes.BUSY if options.busy_code is None else options.busy_code
-    lock_options = AcquireOptions(**given)
 
     def lock(client: Client) -> Lock:
-        return lock_options.lock(client, name, max_hold=max_hold, strict=strict)
+        return options.lock(client, name, max_hold=max_hold, strict=strict)
 
     busy_code = exit_codes.OK if skip_ok else busy_code
     job = RunJob(console, name, argv, lock, run_options, result, busy_code, telemetry)
@@ -261,8 +259,7 @@ def run(
     return result.exit_code
 
 
-@dataclass(frozen=True, slots=True)
-class RunJob:
+class RunJob(NamedTuple):
     """One run: fork the child, acquire, supervise, release."""
 
     console: Console
@@ -302,7 +299,7 @@ class RunJob:
                     signal_queue.close()
                     # Leaving the block releases the lease. A silent engine must not delay the caller, who waits for
                     # CMD: a release that is not confirmed by then leaves the name to its ttl.
-                    client._core.options = replace(client._core.options, call_timeout=RELEASE_TIMEOUT)
+                    client._core.options = client._core.options._replace(call_timeout=RELEASE_TIMEOUT)
             self._check_release(lease)
         finally:
             child.abandon()

@@ -52,7 +52,7 @@ class Supervisor:
         self._killed = False
         self._suspending = False  # got SIGTSTP, and waits until the child has stopped
         self._pending_messages: list[str] = []
-        lease.on_lost(lambda _: signal_queue.wake())
+        lease._call_when_lost(lambda _: signal_queue.wake())
 
     def watch(self) -> None:
         while True:

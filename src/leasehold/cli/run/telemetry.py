@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -58,36 +57,35 @@ def telemetry_options(command: F) -> F:
     )
 
 
-@dataclass(frozen=True, slots=True)
 class RunTelemetry:
     """The options, and what they switch on."""
 
-    console: Console
-    metrics_file: str | None
-    metrics_group: tuple[str, ...]
-    otel: bool
-    audit_file: str | None
-    audit_key_file: str | None
-    _group: Callable[[str], str] = field(init=False)
-    _text_file: TextFile | None = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        console: Console,
+        metrics_file: str | None,
+        metrics_group: tuple[str, ...],
+        otel: bool,
+        audit_file: str | None,
+        audit_key_file: str | None,
+    ) -> None:
         """Refuse what cannot work now, rather than after an hour of work."""
-        object.__setattr__(self, "_text_file", None)
-        if self.metrics_file is None and not self.metrics_group and not self.otel:
+        self._console, self._otel, self._audit_file, self._audit_key_file = console, otel, audit_file, audit_key_file
+        self._text_file: TextFile | None = None
+        if metrics_file is None and not metrics_group and not otel:
             return
         from leasehold.telemetry.groups import group_rule  # only here: most runs do without
         from leasehold.telemetry.text_file import TextFile
 
         try:
-            object.__setattr__(self, "_group", group_rule(self.metrics_group))
-            if self.metrics_file is not None:
+            self._group = group_rule(metrics_group)
+            if metrics_file is not None:
                 metrics = telemetry.Metrics(group=self._group)
-                object.__setattr__(self, "_text_file", TextFile(self.metrics_file, metrics))
+                self._text_file = TextFile(metrics_file, metrics)
         except ConfigError as bad:
             raise click.UsageError(str(bad)) from None
         except OSError as error:
-            raise click.UsageError(f"--metrics-file {self.metrics_file!r}: {error.strerror}") from None
+            raise click.UsageError(f"--metrics-file {metrics_file!r}: {error.strerror}") from None
 
     @contextmanager
     def start(self) -> Iterator[RunHooks]:
@@ -95,9 +93,9 @@ class RunTelemetry:
         with ExitStack() as stack:
             tracing = None
             hooks: list[Hook] = []
-            if audit := stack.enter_context(audit_hook(self.audit_file, self.audit_key_file)):
+            if audit := stack.enter_context(audit_hook(self._audit_file, self._audit_key_file)):
                 hooks.append(audit)
-            if self.otel:
+            if self._otel:
                 tracing = stack.enter_context(telemetry.otel.export_from_environment(os.environ, self._group))
                 hooks.append(tracing)
             if self._text_file is not None:
@@ -109,24 +107,23 @@ class RunTelemetry:
 
     def _end_writes(self, background: Background) -> None:
         if not background.stop(_WRITE_SECONDS):
-            self.console.say("the --metrics-file was not written in time", error=True)
+            self._console.say("the --metrics-file was not written in time", error=True)
 
     def write_result(self, name: str, exit_code: int) -> None:
         if self._text_file is not None:
             try:
-                self._text_file.write_result(self.console.namespace, name, exit_code)
+                self._text_file.write_result(self._console.namespace, name, exit_code)
             except (OSError, ConfigError) as error:  # keep the exit code of the run
-                self.console.say(f"the --metrics-file could not be written: {error}", error=True)
+                self._console.say(f"the --metrics-file could not be written: {error}", error=True)
 
 
-@dataclass(frozen=True, slots=True)
-class RunHooks:
+class RunHooks(NamedTuple):
     hook: Hook | None
-    _tracing: telemetry.otel.Hook | None
+    tracing: telemetry.otel.Hook | None
 
     def environment(self, lease: Lease) -> dict[str, str | None]:
         """The variables that continue the trace in CMD. Without --otel, CMD inherits those of this process."""
-        if self._tracing is None:
+        if self.tracing is None:
             return {}
-        found = self._tracing.environment(lease.fingerprint)
+        found = self.tracing.environment(lease.fingerprint)
         return {"TRACEPARENT": None, "TRACESTATE": None, **found} if found else {}

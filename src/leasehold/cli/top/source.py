@@ -179,7 +179,7 @@ def _holding(namespace: str, made: Mapping[str, Any], as_of: float) -> Holding:
         "owner": made.get("owner", ""),
         "since_grant": acquired_at is not None,
     }
-    return replace(wire.holding_from_json(members), acquired_at=acquired_at)
+    return wire.holding_from_json(members)._replace(acquired_at=acquired_at)
 
 
 def _waiter(namespace: str, made: Mapping[str, Any], holder: Holding | None) -> Holding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from leasehold.config import EngineConfig
@@ -45,8 +44,8 @@ class EtcdEngine:
         survives_minority = member_count >= 3 and endpoint_count > (member_count - 1) // 2
         if (client_state.leases.min_ttl, survives_minority) == (MIN_TTL, False):
             return TRAITS
-        return replace(
-            TRAITS, min_ttl=float(client_state.leases.min_ttl), survives="minority" if survives_minority else "restart"
+        return TRAITS._replace(
+            min_ttl=float(client_state.leases.min_ttl), survives="minority" if survives_minority else "restart"
         )
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:

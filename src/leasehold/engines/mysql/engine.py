@@ -7,7 +7,6 @@ The safety argument is in `verbs.sql`, `fast_path.sql`, `hand_off.sql` and `lock
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from leasehold.config import EngineConfig
@@ -25,9 +24,9 @@ from leasehold.errors import ConfigError, TransactionOpen, Unavailable, Unsuppor
 from leasehold.model import Busy, Claim, Grant
 from leasehold.runtime.base import Runtime
 
-TRAITS_WITH_PROCEDURES: Final = replace(TRAITS, break_notice=False)  # wake-ups only reach waiters
-TRAITS_WITHOUT_PROCEDURES: Final = replace(
-    TRAITS_WITH_PROCEDURES, fair=False, push=False, shared=False, max_limit=1, slots=False, resizable=False
+TRAITS_WITH_PROCEDURES: Final = TRAITS._replace(break_notice=False)  # wake-ups only reach waiters
+TRAITS_WITHOUT_PROCEDURES: Final = TRAITS_WITH_PROCEDURES._replace(
+    fair=False, push=False, shared=False, max_limit=1, slots=False, resizable=False
 )
 
 _MAX_TOKENS: Final = 10_000

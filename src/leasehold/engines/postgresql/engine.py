@@ -6,7 +6,6 @@ The safety argument is in `attempt.sql`, `verbs.sql`, `lock_state.sql` and `hand
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from leasehold.config import EngineConfig
@@ -21,7 +20,7 @@ from leasehold.engines.sql.engine import SWEEP_EVERY, SqlEngine
 from leasehold.runtime.base import Runtime
 
 _SWEEP_ROUNDS: Final = 2**20
-_TRAITS_NOT_DURABLE: Final = replace(TRAITS, survives="nothing")
+_TRAITS_NOT_DURABLE: Final = TRAITS._replace(survives="nothing")
 
 
 class PostgresqlEngine(SqlEngine):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final
@@ -36,7 +35,7 @@ from leasehold.runtime.base import Runtime, maybe_await
 from leasehold.runtime.net.blocking import RepliesTooLong
 
 TRAITS: Final = Traits(survives="restart")  # at best: depends on the server's settings
-_TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
+_TRAITS_WITHOUT_PERSISTENCE: Final = TRAITS._replace(survives="nothing")
 
 _log = logging.getLogger("leasehold.redis")
 

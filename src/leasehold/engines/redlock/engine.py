@@ -16,7 +16,6 @@ node decides is one script, an atomic step (`attempt.lua` and its siblings, over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -47,7 +46,7 @@ TRAITS: Final = Traits(
     resizable=False,
     survives="minority",  # at best: depends on the nodes' settings
 )
-_TRAITS_WITHOUT_PERSISTENCE: Final = replace(TRAITS, survives="nothing")
+_TRAITS_WITHOUT_PERSISTENCE: Final = TRAITS._replace(survives="nothing")
 
 _PING: Final = encode_command("PING")
 _MAX_TRIES: Final = 3  # of an attempt without `queue`, if perhaps no claim has a majority

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from leasehold.engines.redlock.protocol import NodeBusy, NodeGrant, NodeRenewal
@@ -173,7 +172,7 @@ def merge_holdings(node_views: Sequence[Sequence[Holding]], node_count: int) -> 
     waiting = 0
     for index, each in enumerate(merged):
         if each.state == "waiting":
-            merged[index] = replace(each, position=waiting)
+            merged[index] = each._replace(position=waiting)
             waiting += 1
     return merged
 
@@ -191,8 +190,7 @@ def _merge_views(views: list[Holding], quorum: int) -> Holding:
     same_state = [view for view in views if view.state == state] or views
     lefts = sorted((view.left for view in same_state), reverse=True)
     tokens = Counter(view.token for view in same_state if view.token is not None)
-    return replace(
-        same_state[0],
+    return same_state[0]._replace(
         state=state,
         token=tokens.most_common(1)[0][0] if tokens and state in ("held", "reserved", "cooling") else None,
         left=lefts[min(quorum, len(lefts)) - 1],

@@ -6,7 +6,6 @@ redlock://user:password@host1:6379,host2:6379,host3:6379/0?tls=yes&ssl_ca_certs=
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from leasehold.config import EngineConfig
@@ -50,5 +49,5 @@ def _build_node(
     if not host:
         raise ConfigError("each node of a redlock:// URL must be HOST:PORT: redlock://host1:6379,host2:6379,host3:6379")
     scheme = "rediss" if use_tls else "redis"
-    node_config = replace(config, url=f"{scheme}://{userinfo}{host}{path}", scheme=scheme, options=options)
+    node_config = config._replace(url=f"{scheme}://{userinfo}{host}{path}", scheme=scheme, options=options)
     return parse_server_as(node_config, RedlockNode)[0]

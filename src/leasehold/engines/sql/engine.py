@@ -9,7 +9,6 @@ what a verb does under the lock of its bucket's row, and `lock_state.sql` is the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from leasehold.core.lock_state import mismatch
@@ -68,8 +67,7 @@ class SqlEngine:
         durable = server is None or server.durable
         if durable and push is best_traits.push:
             return best_traits
-        return replace(
-            best_traits,
+        return best_traits._replace(
             push=push,
             break_notice=push and best_traits.break_notice,
             survives=best_traits.survives if durable else "nothing",

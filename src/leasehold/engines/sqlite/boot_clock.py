@@ -6,7 +6,6 @@ import errno
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,20 +21,20 @@ seconds_since_boot: Final = partial(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class BootClock:
     """`boot` and `time_namespace` together identify one running clock. `machine` distinguishes a reboot from another
     machine."""
 
-    machine: str
-    boot: str
-    time_namespace: str  # a container may have one in which the clock is shifted
-    now: Callable[[], float] = seconds_since_boot
-    wall: Callable[[], float] = time.time  # only a lower bound for tokens
-    clock_id: str = field(init=False)  # two processes with the same id read the same clock
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "clock_id", f"{self.boot} {self.time_namespace}")  # every verb compares it
+    def __init__(
+        self,
+        machine: str,
+        boot: str,
+        time_namespace: str,  # a container may have one in which the clock is shifted
+        now: Callable[[], float] = seconds_since_boot,
+        wall: Callable[[], float] = time.time,  # only a lower bound for tokens
+    ) -> None:
+        self.machine, self.boot, self.time_namespace, self.now, self.wall = machine, boot, time_namespace, now, wall
+        self.clock_id = f"{boot} {time_namespace}"  # two processes with the same id read the same clock
 
     @classmethod
     def of_this_machine(cls) -> BootClock:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
@@ -71,7 +70,7 @@ class SqliteEngine:
         # threads in each of twenty processes, independent retries kept a busy machine from doing anything else.
         self._retrying: set[object] = set()
         self._refused: set[str] = set()  # id hashes of attempts that failed because the file is unusable
-        self.traits = TRAITS if connection.durable else replace(TRAITS, survives="nothing")
+        self.traits = TRAITS if connection.durable else TRAITS._replace(survives="nothing")
 
     @property
     def queues_at_once(self) -> bool:

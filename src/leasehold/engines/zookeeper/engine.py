@@ -7,7 +7,6 @@ id hash: a retry finds whatever was executed before (E2, E6).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from kazoo.exceptions import BadVersionError, NoAuthError, NodeExistsError, NoNodeError
@@ -146,7 +145,7 @@ class ZookeeperEngine:
             synced.get()
             data, _ = config.get(NoNodeError, NoAuthError) or (b"", None)
             voters = data.count(b":participant")
-            self.traits = replace(TRAITS, survives="minority" if voters >= 3 else "restart")
+            self.traits = TRAITS._replace(survives="minority" if voters >= 3 else "restart")
 
         await self._retry_until(deadline, once)
 

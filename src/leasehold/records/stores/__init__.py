@@ -14,7 +14,6 @@ engine_store.py  stores on the connections of an engine: Redis, etcd, ZooKeeper
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import replace
 from importlib import import_module
 from typing import Any, Final, Protocol, cast
 
@@ -69,7 +68,7 @@ def open_store(client: BaseClient, url: str | None) -> ClosableStore:
         return cast(ClosableStore, module.open_on_engine(client, url))
     if url is not None:
         return cast(ClosableStore, module.open(config, core.runtime))
-    config = replace(config, options={name: text for name, text in config.options.items() if name in module.OPTIONS})
+    config = config._replace(options={name: text for name, text in config.options.items() if name in module.OPTIONS})
     return cast(ClosableStore, getattr(module, "open_for_engine", module.open)(config, core.runtime))
 
 

@@ -7,7 +7,7 @@ and four more for traits that an engine promises but a user cannot require.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from leasehold.config import REQUIREMENTS
@@ -120,4 +120,4 @@ def unexercised_promises(traits: Traits, rig: type[Rig], cases: Collection[Case]
         if promised(traits) and requirement not in tested
     ]
     known = {requirement.field for requirement in CASE_REQUIREMENTS.values()} | {ROUNDING_FIELD}
-    return found + [f"the field {field.name!r} of Traits" for field in fields(traits) if field.name not in known]
+    return found + [f"the field {field!r} of Traits" for field in traits._fields if field not in known]
