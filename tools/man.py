@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "src"))  # before a package that happens to be ins
 import click  # noqa: E402
 
 from leasehold import __version__  # noqa: E402
-from leasehold.cli.app import leasehold  # noqa: E402
+from leasehold.cli.program import leasehold  # noqa: E402
 
 
 def escaped(text: str) -> str:

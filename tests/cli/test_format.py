@@ -3,7 +3,8 @@
 import pytest
 
 from leasehold.cli import render
-from leasehold.cli.run.command import RunOptions, run
+from leasehold.cli.run.command import run
+from leasehold.cli.run.job import RunOptions
 from leasehold.cli.watch import HoldingChange, compare
 from leasehold.errors import NotAcquired
 from leasehold.model import Holder, Holding

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 
-from leasehold.cli.app import leasehold
 from leasehold.cli.help import WIDTH
+from leasehold.cli.program import leasehold
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from leasehold.cli.app import COMMANDS
+from leasehold.cli.program import COMMANDS
 from tests.support.paths import ROOT
 
 

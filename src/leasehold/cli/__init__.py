@@ -1,6 +1,7 @@
 """The command line, one module per command. `import leasehold` loads neither this package nor click.
 
-app.py          the program: its commands, and errors as exit codes
+app.py          runs a command, and turns errors into exit codes; program.py: the commands, for click
+quick.py        `run` without click, for plain command lines; option.py: options for both
 console.py      what every command gets: global options, a client, stdout and stderr
 options.py      options that several commands share
 exit_codes.py  help.py  render.py  lease_input.py     exit codes, help pages, tables and JSON, a lease as input

@@ -13,7 +13,8 @@ import click
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import Group
-from leasehold.cli.options import WholeNumber, audit_files, key_file_option, seconds, usage_error_if
+from leasehold.cli.option import whole_number
+from leasehold.cli.options import audit_files, key_file_option, seconds, usage_error_if
 from leasehold.core.texts import escape
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ _instant.__name__ = "time"
 @audit.command("show", examples=SHOW_EXAMPLES, codes=(exit_codes.CONFIG,))
 @audit_files
 @click.option("--lock", "name", metavar="NAME", help="Only records about this name.")
-@click.option("--token", type=WholeNumber(min=0), metavar="N", help="Only records about the grant with this token.")
+@click.option("--token", type=whole_number(min=0), metavar="N", help="Only records about the grant with this token.")
 @click.option("--actor", metavar="TEXT", help="Only records whose holder, subject, host or address contains TEXT.")
 @click.option("--action", metavar="ACTION", help="Only records of this action, such as grant, loss or break.")
 @click.option(

@@ -9,7 +9,8 @@ import click
 from leasehold.cli import exit_codes, render
 from leasehold.cli.console import Console, pass_console, write_stderr
 from leasehold.cli.help import command
-from leasehold.cli.options import WholeNumber, audit_hook, audit_options, label, name_argument, usage_error_if
+from leasehold.cli.option import whole_number
+from leasehold.cli.options import audit_hook, audit_options, label, name_argument, usage_error_if
 from leasehold.model import Holding
 
 EXAMPLES = """
@@ -24,7 +25,7 @@ leasehold break nightly-report --yes --reason 'web-3 is suspended' --audit audit
 @name_argument
 @click.option(
     "--token",
-    type=WholeNumber(min=1),
+    type=whole_number(min=1),
     metavar="N",
     help="Break only the grant with this token. `leasehold ls` shows it.",
 )

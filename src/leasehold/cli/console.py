@@ -10,12 +10,13 @@ import logging
 import os
 import signal
 import sys
-from typing import Any, Literal, NamedTuple, TypeAlias
-
-import click
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from leasehold import telemetry
 from leasehold.blocking import Client
+from leasehold.cli.option import Option, Options, bad_value, choice
 from leasehold.cli.run.signals import Interrupted
 from leasehold.config import URL_VARIABLE
 from leasehold.core import timing
@@ -23,6 +24,8 @@ from leasehold.core.names import check_namespace
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
 from leasehold.events import Hook
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Output: TypeAlias = Literal["table", "json"]
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -39,6 +42,33 @@ class Console(NamedTuple):
     @property
     def json(self) -> bool:
         return self.output == "json"
+
+    def with_option(self, name: str, value: Any) -> Console:
+        """With the value of a global option."""
+        if value and name == "namespace":
+            try:
+                check_namespace(value)
+            except ConfigError as bad:
+                raise bad_value(str(bad)) from None
+        if not value and not (value == "" and name == "url"):  # an empty URL is an error, not the default
+            return self
+        return self._replace(**{"verbosity" if name == "verbose" else name: value})
+
+    def prepare_logs(self) -> None:
+        """Print the library's log lines: warnings always, info with -v, debug with -vv. With -q, only errors. What a
+        waiter waits for is info that is always printed: a silent wait looks like a hang."""
+        global _json_formatter
+        _json_formatter = telemetry.JSONFormatter() if self.log_format == "json" else None
+        handler = _ConsoleHandler()
+        if not self.verbosity:
+            handler.addFilter(_not_reported_by_command)
+        logger = logging.getLogger("leasehold")
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        levels = (logging.ERROR if self.quiet else logging.WARNING, logging.INFO, logging.DEBUG)
+        logger.setLevel(levels[min(self.verbosity, 2)])
+        waiting = logging.NOTSET if self.quiet or self.verbosity else logging.INFO
+        logging.getLogger("leasehold.waiting").setLevel(waiting)
 
     def client(
         self,
@@ -66,8 +96,10 @@ class Console(NamedTuple):
 
     def put(self, text: str) -> None:
         """Print a line of data to stdout."""
+        from click import echo  # only here: `leasehold run` does without
+
         try:
-            click.echo(text)  # which flushes
+            echo(text)  # which flushes
         except BrokenPipeError:  # `| head` has ended
             discard_stdout()
             raise Interrupted(signal.SIGPIPE) from None
@@ -97,24 +129,15 @@ def write_stderr(line: str) -> None:
     particular not between SIGTERM and SIGKILL.
     """
     try:
-        click.echo(line, err=True)
+        if not line.isascii():
+            from click import echo  # which finds an encoding that has these characters
+
+            echo(line, err=True)
+        elif sys.stderr is not None:  # None if the caller closed it: `2>&-`
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
     except OSError:  # the rest of the buffer would fail again at exit, and change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
-def prepare_logs(quiet: bool, verbosity: int, log_format: LogFormat = "text") -> None:
-    """Print the library's log lines: warnings always, info with -v, debug with -vv. With -q, only errors. What a waiter
-    waits for is info that is always printed: a silent wait looks like a hang."""
-    global _json_formatter
-    _json_formatter = telemetry.JSONFormatter() if log_format == "json" else None
-    handler = _ConsoleHandler()
-    if not verbosity:
-        handler.addFilter(_not_reported_by_command)
-    logger = logging.getLogger("leasehold")
-    logger.handlers[:] = [handler]
-    logger.propagate = False
-    logger.setLevel((logging.ERROR if quiet else logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
-    logging.getLogger("leasehold.waiting").setLevel(logging.NOTSET if quiet or verbosity else logging.INFO)
 
 
 class _ConsoleHandler(logging.Handler):
@@ -138,62 +161,49 @@ def use_color() -> bool | None:
 
 # -- the global options: accepted by the program and by every command, because users write them in both places
 
-
-def global_options(*, for_command: bool) -> list[click.Option]:
-    """For the program: shown in its help, and read from the environment. For a command: hidden, with precedence."""
-    extra: dict[str, Any] = {"expose_value": False, "callback": _store_option}
-    if for_command:
-        extra["hidden"] = True
-
-    def option(*names: str, env: str | None = None, **settings: Any) -> click.Option:
-        return click.Option(names, envvar=None if for_command else env, show_envvar=True, **settings, **extra)
-
-    return [
-        option(
+GLOBAL_OPTIONS = Options(
+    (
+        Option(
             "-u",
             "--url",
-            env=URL_VARIABLE,
+            envvar=URL_VARIABLE,
             metavar="URL",
             help="URL of the engine that grants the locks. Default: a SQLite file in your state directory, which is "
             "shared by your processes on this machine; other users and machines do not see its locks.",
         ),
-        option(
+        Option(
             "--namespace",
-            env="LEASEHOLD_NAMESPACE",
+            envvar="LEASEHOLD_NAMESPACE",
             metavar="TEXT",
             help="Namespace to use. The same name in two namespaces is two independent locks.",
         ),
-        option(
+        Option(
             "-o",
             "--output",
-            env="LEASEHOLD_OUTPUT",
-            type=click.Choice(["table", "json"]),
+            envvar="LEASEHOLD_OUTPUT",
+            click_type=partial(choice, "table", "json"),
             help="Format of data on stdout: table (the default) or json.",
         ),
-        option(
+        Option(
             "--log-format",
-            env="LEASEHOLD_LOG_FORMAT",
-            type=click.Choice(["text", "json"]),
+            envvar="LEASEHOLD_LOG_FORMAT",
+            click_type=partial(choice, "text", "json"),
             help="Format of messages on stderr: text (the default) or json, one object per line.",
         ),
-        option("-q", "--quiet", is_flag=True, help="Only print errors to stderr. A busy lock is not an error."),
-        option("-v", "--verbose", count=True, help="Print more to stderr; -vv also prints tracebacks."),
-    ]
+        Option("-q", "--quiet", is_flag=True, help="Only print errors to stderr. A busy lock is not an error."),
+        Option("-v", "--verbose", count=True, help="Print more to stderr; -vv also prints tracebacks."),
+    )
+)
 
 
-def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Store it in the console of this context. A command's context inherits the program's console."""
-    console = ctx.find_object(Console) or Console()
-    if value and param.name == "namespace":
-        try:
-            check_namespace(value)
-        except ConfigError as bad:
-            raise click.BadParameter(str(bad), ctx, param) from None
-    if value or (value == "" and param.name == "url"):  # an empty URL is an error, not the default
-        field = "verbosity" if param.name == "verbose" else str(param.name)
-        console = console._replace(**{field: value})
-    ctx.obj, ctx.color = console, use_color()
-    prepare_logs(console.quiet, console.verbosity, console.log_format)
+def pass_console(command: F) -> F:
+    """The command gets the console of its context as the first argument."""
 
+    @wraps(command)
+    def with_console(*args: Any, **kwargs: Any) -> Any:
+        from click import get_current_context
 
-pass_console = click.make_pass_decorator(Console)
+        context = get_current_context()
+        return context.invoke(command, context.find_object(Console), *args, **kwargs)
+
+    return with_console  # type: ignore[return-value]

@@ -25,7 +25,8 @@ from leasehold.cli.options import (
     strict_options,
     usage_error_if,
 )
-from leasehold.cli.run.command import RUN_CODES, RunCommand, RunJob, RunOptions
+from leasehold.cli.run.command import RUN_CODES, RunCommand
+from leasehold.cli.run.job import RunJob, RunOptions
 from leasehold.cli.run.result_file import RunResult
 from leasehold.cli.run.signals import raise_on_signals
 from leasehold.cli.run.telemetry import RunTelemetry, telemetry_options

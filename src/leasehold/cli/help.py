@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import click
 
 from leasehold.cli import exit_codes
-from leasehold.cli.console import global_options
+from leasehold.cli.console import GLOBAL_OPTIONS, Console, use_color
 
 WIDTH = 100
 
@@ -34,6 +34,21 @@ _OTHER_WORDS: Final = {
     "help": ("--help",),
     "version": ("--version",),
 }
+
+
+def global_options(*, for_command: bool) -> list[click.Option]:
+    """For the program: shown in its help, and read from the environment. For a command: hidden, with precedence."""
+    own: dict[str, Any] = {"expose_value": False, "callback": _store_option, "show_envvar": True}
+    if for_command:
+        own |= {"hidden": True, "envvar": None}
+    return [click.Option(option.flags, **option.click_settings() | own) for option in GLOBAL_OPTIONS]
+
+
+def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Store it in the console of this context. A command's context inherits the program's console."""
+    console = (ctx.find_object(Console) or Console()).with_option(str(param.name), value)
+    ctx.obj, ctx.color = console, use_color()
+    console.prepare_logs()
 
 
 class Command(click.Command):

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from leasehold.cli.help import Command
-from leasehold.cli.options import usage_error_if
+from leasehold.cli.options import LEASE_VARIABLE, usage_error_if
 from leasehold.errors import ConfigError
 
 if TYPE_CHECKING:
     from leasehold.client.lease_document import Document
 
-LEASE_VARIABLE: Final = "LEASEHOLD_LEASE"
 _MAX_BYTES: Final = 1 << 16  # a lease document has below 2,000, even with the longest names
 
 

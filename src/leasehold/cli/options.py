@@ -9,16 +9,16 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import click
-
 from leasehold.blocking import Client, Lock
 from leasehold.cli.console import Console
+from leasehold.cli.option import Option, Options, bad_value, usage_error, whole_number
 from leasehold.config import DAY, LockArguments, check_ttl, parse_duration
 from leasehold.core import timing
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseholdError
 
 if TYPE_CHECKING:
+    import click
     from click.shell_completion import CompletionItem
 
     from leasehold.telemetry.audit import AuditFile
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class WholeNumber(click.IntRange):
-    name = "whole number"  # in the error: click says "integer range"
-
-
+LEASE_VARIABLE = "LEASEHOLD_LEASE"
 AUDIT_VARIABLE = "LEASEHOLD_AUDIT"
 KEY_FILE_VARIABLE = "LEASEHOLD_AUDIT_KEY_FILE"
 MAX_SLOTS = 2**31 - 1  # the largest limit that every engine supports
@@ -40,7 +37,7 @@ def checked_name(value: str) -> str:
     try:
         return check_name(value)
     except ConfigError as bad:
-        raise click.BadParameter(str(bad)) from None
+        raise bad_value(str(bad)) from None
 
 
 def checked_prefix(value: str) -> str:
@@ -66,9 +63,9 @@ def seconds(value: str | float) -> float:
     try:
         number = parse_duration(value) if isinstance(value, str) else float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a number of seconds, such as 30, 0.5, 10m or 1h30m") from None
+        raise bad_value(f"{value!r} is not a number of seconds, such as 30, 0.5, 10m or 1h30m") from None
     if not isfinite(number) or number < 0:
-        raise click.BadParameter(f"{value!r} is not a valid number of seconds: it must be finite, and 0 or more")
+        raise bad_value(f"{value!r} is not a valid number of seconds: it must be finite, and 0 or more")
     return number
 
 
@@ -76,12 +73,12 @@ def positive_seconds(value: str | float) -> float:
     """A finite number of seconds, more than 0."""
     number = seconds(value)
     if number == 0:
-        raise click.BadParameter("it must be more than 0 seconds")
+        raise bad_value("it must be more than 0 seconds")
     return number
 
 
-seconds_option = partial(click.option, type=seconds, metavar="SECS")
-positive_seconds_option = partial(click.option, type=positive_seconds, metavar="SECS")
+seconds_option = partial(Option, type=seconds, metavar="SECS")
+positive_seconds_option = partial(Option, type=positive_seconds, metavar="SECS")
 
 
 def drift_share(value: str | float) -> float:
@@ -89,13 +86,13 @@ def drift_share(value: str | float) -> float:
     try:
         return timing.check_drift(float(value))
     except ValueError:  # ConfigError is one
-        raise click.BadParameter(f"{value!r} is not a share between 0 and {timing.MAX_DRIFT}, such as 0.01") from None
+        raise bad_value(f"{value!r} is not a share between 0 and {timing.MAX_DRIFT}, such as 0.01") from None
 
 
 def label(value: str) -> str:
     """A short text, display only."""
     if not is_label(value):
-        raise click.BadParameter("it must be printable text of 1 to 200 characters")
+        raise bad_value("it must be printable text of 1 to 200 characters")
     return value
 
 
@@ -104,27 +101,21 @@ def is_label(text: str) -> bool:
 
 
 def name_argument(command: F) -> F:
-    return click.argument("name", type=checked_name, shell_complete=live_names)(command)
+    from click import argument
+
+    return argument("name", type=checked_name, shell_complete=live_names)(command)
 
 
-def add_options(command: F, *options: Callable[[F], F]) -> F:
-    """The command with options, which its help lists in this order."""
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def acquire_options(command: F) -> F:
-    """The options of `run` and `acquire`, the commands that acquire a lock."""
-    return add_options(
-        command,
-        click.option("-n", "--nonblock", is_flag=True, help="Do not wait: exit 75 at once if NAME is busy."),
+# Of `run` and `acquire`, the commands that acquire a lock.
+acquire_options = Options(
+    (
+        Option("-n", "--nonblock", is_flag=True, help="Do not wait: exit 75 at once if NAME is busy."),
         seconds_option("-w", "--wait", help="Wait for at most SECS, then exit 75. Default: wait for ever."),
-        click.option("-x", "--exclusive", is_flag=True, help="Hold NAME exclusively. This is the default."),
-        click.option("-s", "--shared", is_flag=True, help="Share NAME with other shared holders, as a reader."),
-        click.option(
+        Option("-x", "--exclusive", is_flag=True, help="Hold NAME exclusively. This is the default."),
+        Option("-s", "--shared", is_flag=True, help="Share NAME with other shared holders, as a reader."),
+        Option(
             "--slots",
-            type=WholeNumber(min=1),
+            click_type=partial(whole_number, 1),
             metavar="N",
             help="Allow up to N holders at once, as a semaphore. All users of NAME must pass the same N.",
         ),
@@ -146,19 +137,18 @@ def acquire_options(command: F) -> F:
             help="Keep NAME taken for at least SECS even if it is released earlier, for example so that a cron job "
             "runs once although the clocks of its hosts differ.",
         ),
-        click.option(
+        Option(
             "-E",
             "--conflict-exit-code",
             "busy_code",
-            type=WholeNumber(0, 255),
+            click_type=partial(whole_number, 0, 255),
             metavar="CODE",
             help="Exit with CODE instead of 75 if NAME is busy.",
         ),
-        click.option(
-            "--holder", type=label, metavar="TEXT", help="Label of the holder, display only. Default: host:pid."
-        ),
-        click.option("--purpose", type=label, metavar="TEXT", help="What the lock is for, display only."),
+        Option("--holder", type=label, metavar="TEXT", help="Label of the holder, display only. Default: host:pid."),
+        Option("--purpose", type=label, metavar="TEXT", help="What the lock is for, display only."),
     )
+)
 
 
 class AcquireOptions(NamedTuple):
@@ -218,13 +208,18 @@ class AcquireOptions(NamedTuple):
                 return client.rwlock(name).read(**options)
             return client.lock(name, **options)
         except ConfigError as bad:  # a number out of range; a missing feature of the engine is `Unsupported`
-            raise click.UsageError(str(bad)) from None
+            raise usage_error(str(bad)) from None
 
 
-def strict_options(command: F) -> F:
-    """How long a command trusts its lease; for those that watch one."""
-    for option in (
-        click.option(
+# How long a command trusts its lease; for those that watch one.
+strict_options = Options(
+    (
+        Option(
+            "--strict",
+            is_flag=True,
+            help="Lose the lease as soon as one renewal fails or is overdue, instead of retrying until its time is up.",
+        ),
+        Option(
             "--drift",
             type=drift_share,
             default=timing.DRIFT,
@@ -233,14 +228,8 @@ def strict_options(command: F) -> F:
             help="How far the clocks of this machine and of the engine may drift apart, as a share of the time "
             "measured. CMD must end this share of the ttl before the lease expires.",
         ),
-        click.option(
-            "--strict",
-            is_flag=True,
-            help="Lose the lease as soon as one renewal fails or is overdue, instead of retrying until its time is up.",
-        ),
-    ):
-        command = option(command)
-    return command
+    )
+)
 
 
 def check_ttl_option(ttl: float) -> None:
@@ -252,7 +241,7 @@ def check_ttl_option(ttl: float) -> None:
     try:
         check_ttl(ttl)
     except ConfigError as bad:
-        raise click.UsageError(str(bad)) from None
+        raise usage_error(str(bad)) from None
 
 
 def files_or_default(files: tuple[str, ...], otherwise: str = "") -> tuple[str, ...]:
@@ -262,10 +251,15 @@ def files_or_default(files: tuple[str, ...], otherwise: str = "") -> tuple[str, 
     return files or (str(default),)
 
 
-audit_files = click.argument(
-    "files", nargs=-1, metavar="[FILE]...", callback=lambda _ctx, _param, files: files_or_default(files)
-)
-key_file_option = click.option(
+def audit_files(command: F) -> F:
+    from click import argument
+
+    return argument(
+        "files", nargs=-1, metavar="[FILE]...", callback=lambda _ctx, _param, files: files_or_default(files)
+    )(command)
+
+
+key_file_option = Option(
     "--key-file",
     envvar=KEY_FILE_VARIABLE,
     show_envvar=True,
@@ -274,11 +268,10 @@ key_file_option = click.option(
 )
 
 
-def audit_options(command: F) -> F:
-    """The options of commands that write audit records; `audit_hook` takes their values."""
-    return add_options(
-        command,
-        click.option(
+# Of commands that write audit records; `audit_hook` takes their values.
+audit_options = Options(
+    (
+        Option(
             "--audit",
             "audit_file",
             envvar=AUDIT_VARIABLE,
@@ -287,7 +280,7 @@ def audit_options(command: F) -> F:
             help="Append audit records to FILE, described by `leasehold docs operations/audit`. If FILE cannot be "
             "written, the command does nothing.",
         ),
-        click.option(
+        Option(
             "--audit-key-file",
             envvar=KEY_FILE_VARIABLE,
             show_envvar=True,
@@ -295,6 +288,7 @@ def audit_options(command: F) -> F:
             help="Seal the audit records with the key in FILE.",
         ),
     )
+)
 
 
 @contextmanager
@@ -315,4 +309,4 @@ def audit_hook(path: str | None, key_file: str | None) -> Iterator[AuditFile | N
 
 def usage_error_if(condition: bool, text: str) -> None:
     if condition:
-        raise click.UsageError(text)
+        raise usage_error(text)

@@ -7,7 +7,7 @@ import click
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import command
-from leasehold.cli.options import WholeNumber
+from leasehold.cli.option import whole_number
 from leasehold.runtime.base import run_sync
 
 EXAMPLES = """
@@ -25,7 +25,7 @@ leasehold rebase --above 1741000000000417       above the highest token that a r
 )
 @click.option(
     "--above",
-    type=WholeNumber(min=0, max=2**53 - 2**40 - 1),
+    type=whole_number(min=0, max=2**53 - 2**40 - 1),
     default=0,
     metavar="TOKEN",
     help="The highest token that any resource has seen, if known. All new tokens are greater.",

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Literal, TypedDict
 
-import click
-
 from leasehold.core.texts import escape
 from leasehold.errors import NotAcquired
 from leasehold.model import Holder, Holding
@@ -138,12 +136,14 @@ def table(
 ) -> Iterable[str]:
     """The lines of a table, headings first. `colours`: of the cells in the column `painted`. click removes them if the
     stream is not a terminal."""
+    from click import style  # only here: `leasehold run` prints no table
+
     rows = [tuple(map(escape, row)) for row in rows]
     widths = [max(map(width_of, column)) for column in zip(columns, *rows, strict=True)]
-    yield click.style("  ".join(_pad(columns, widths)).rstrip(), bold=True)
+    yield style("  ".join(_pad(columns, widths)).rstrip(), bold=True)
     for row, colour in zip_longest(rows, colours):
         cells = _pad(row, widths)
-        cells[painted] = click.style(cells[painted], fg=colour) if colour else cells[painted]
+        cells[painted] = style(cells[painted], fg=colour) if colour else cells[painted]
         yield "  ".join(cells).rstrip()
 
 

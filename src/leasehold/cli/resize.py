@@ -7,9 +7,9 @@ import click
 from leasehold.cli import exit_codes
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import command
+from leasehold.cli.option import whole_number
 from leasehold.cli.options import (
     MAX_SLOTS,
-    WholeNumber,
     audit_hook,
     audit_options,
     label,
@@ -33,7 +33,7 @@ leasehold resize encoders --unset               the limit of the programs applie
     short_help="Change the limit of a semaphore in use.",
 )
 @name_argument
-@click.argument("limit", type=WholeNumber(min=1, max=MAX_SLOTS), metavar="[N]", required=False)
+@click.argument("limit", type=whole_number(min=1, max=MAX_SLOTS), metavar="[N]", required=False)
 @click.option("--unset", is_flag=True, help="Remove the limit that was set, instead of setting one.")
 @click.option("--reason", type=label, metavar="TEXT", help="Why you change it, for the audit log.")
 @audit_options

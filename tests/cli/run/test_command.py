@@ -14,7 +14,7 @@ import pytest
 
 from harness.rigs.redis import RedisRig
 from harness.servers.redis import RedisServer
-from leasehold.cli.run.command import has_password
+from leasehold.cli.run.job import has_password
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.timing import check_elapsed
 

@@ -18,7 +18,8 @@ from leasehold.cli.bench.measurement import format_results, measure
 from leasehold.cli.bench.ramp import Step
 from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import command
-from leasehold.cli.options import WholeNumber, positive_seconds_option, usage_error_if
+from leasehold.cli.option import whole_number
+from leasehold.cli.options import positive_seconds_option, usage_error_if
 
 ROUNDS: Final = 15
 HELD: Final = 100
@@ -37,10 +38,10 @@ leasehold bench URL --until-breaks --plot load.svg
 
 @command("bench", EXAMPLES, exit_codes.UNREACHABLE, exit_codes.CONFIG)
 @click.argument("engine_url", required=False, metavar="[URL]")
-@click.option("--rounds", type=WholeNumber(2, 1000), metavar="N", help=f"Number of rounds. Default: {ROUNDS}.")
+@click.option("--rounds", type=whole_number(2, 1000), metavar="N", help=f"Number of rounds. Default: {ROUNDS}.")
 @click.option(
     "--held",
-    type=WholeNumber(1, 100_000),
+    type=whole_number(1, 100_000),
     metavar="N",
     help=f"Number of leases to hold during the measurement, and to renew. Default: {HELD}.",
 )
@@ -50,7 +51,7 @@ leasehold bench URL --until-breaks --plot load.svg
 )
 @click.option(
     "--processes",
-    type=WholeNumber(1, 64),
+    type=whole_number(1, 64),
     metavar="N",
     help="--until-breaks: number of client processes. Default: one per processor, at most 8.",
 )

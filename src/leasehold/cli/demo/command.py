@@ -12,7 +12,7 @@ from leasehold.cli.demo import NAMES, DemoResult, load_demo, partition
 from leasehold.cli.demo.redis_server import find_program
 from leasehold.cli.demo.runner import DemoFailed, DemoRunner, TimelinePrinter
 from leasehold.cli.help import command
-from leasehold.cli.options import WholeNumber
+from leasehold.cli.option import whole_number
 from leasehold.core.texts import escape
 from leasehold.errors import ConfigError
 
@@ -46,7 +46,7 @@ WORKER_COLOURS = ("cyan", "yellow", "magenta", "green", "blue")  # one per proce
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[DEMO]...")
 @click.option("--list", "listing", is_flag=True, help="List the demos and exit.")
 @click.option(
-    "--size", type=WholeNumber(50, 500), metavar="N", help="Number of callers in thundering-herd. Default: 200."
+    "--size", type=whole_number(50, 500), metavar="N", help="Number of callers in thundering-herd. Default: 200."
 )
 @pass_console
 def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | None) -> int:

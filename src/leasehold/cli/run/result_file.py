@@ -9,9 +9,8 @@ import stat
 from datetime import UTC, datetime
 from typing import Any
 
-import click
-
 from leasehold.blocking import Lease
+from leasehold.cli.option import usage_error
 from leasehold.cli.render import busy_text, rounded
 from leasehold.errors import ConfigError, LeaseholdError, NotAcquired
 from leasehold.files import open_folder
@@ -101,16 +100,16 @@ def _check_path(path: str) -> None:
         with open_folder(folder_path) as folder:
             found = folder.find(name)
             if not path or (found is not None and not stat.S_ISREG(found.st_mode)):
-                raise click.UsageError(
+                raise usage_error(
                     f"--result-file {path!r} is not a regular file (a symbolic link is not followed); "
                     "choose another path"
                 )
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.fd):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder_path)
     except (FileNotFoundError, NotADirectoryError):
-        raise click.UsageError(f"--result-file {path!r}: its directory does not exist") from None
+        raise usage_error(f"--result-file {path!r}: its directory does not exist") from None
     except ConfigError as unsafe:
-        raise click.UsageError(f"--result-file {path!r}: {unsafe}") from None
+        raise usage_error(f"--result-file {path!r}: {unsafe}") from None
 
 
 def _now() -> str:

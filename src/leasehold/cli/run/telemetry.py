@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from leasehold import telemetry
 from leasehold.blocking import Lease
 from leasehold.cli.console import Console
-from leasehold.cli.options import add_options, audit_hook
+from leasehold.cli.option import Option, Options, file_path, usage_error
+from leasehold.cli.options import audit_hook
 from leasehold.errors import ConfigError
 from leasehold.events import Hook
 
@@ -20,24 +19,21 @@ if TYPE_CHECKING:
     from leasehold.telemetry.event_queue import Background
     from leasehold.telemetry.text_file import TextFile
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _WRITE_SECONDS: Final = 1.0  # at most this long the end of a run waits for its metrics to be written
 
 
-def telemetry_options(command: F) -> F:
-    return add_options(
-        command,
-        click.option(
+telemetry_options = Options(
+    (
+        Option(
             "--metrics-file",
-            type=click.Path(dir_okay=False),
+            click_type=file_path,
             envvar="LEASEHOLD_METRICS_FILE",
             show_envvar=True,
             metavar="FILE",
             help="Add metrics of this run to FILE, whose name ends in .prom, for the textfile collector of "
             "node_exporter.",
         ),
-        click.option(
+        Option(
             "--metrics-group",
             multiple=True,
             envvar="LEASEHOLD_METRICS_GROUP",
@@ -46,7 +42,7 @@ def telemetry_options(command: F) -> F:
             help="Count NAME under GROUP in metrics, if REGEX matches all of NAME. Default: NAME without its ids. "
             "May be given several times; the first that matches counts.",
         ),
-        click.option(
+        Option(
             "--otel",
             is_flag=True,
             envvar="LEASEHOLD_OTEL",
@@ -55,6 +51,7 @@ def telemetry_options(command: F) -> F:
             "TRACEPARENT, and CMD gets a TRACEPARENT of its own.",
         ),
     )
+)
 
 
 class RunTelemetry:
@@ -83,9 +80,9 @@ class RunTelemetry:
                 metrics = telemetry.Metrics(group=self._group)
                 self._text_file = TextFile(metrics_file, metrics)
         except ConfigError as bad:
-            raise click.UsageError(str(bad)) from None
+            raise usage_error(str(bad)) from None
         except OSError as error:
-            raise click.UsageError(f"--metrics-file {metrics_file!r}: {error.strerror}") from None
+            raise usage_error(f"--metrics-file {metrics_file!r}: {error.strerror}") from None
 
     @contextmanager
     def start(self) -> Iterator[RunHooks]:
