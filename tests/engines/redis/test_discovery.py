@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import traceback
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,15 +20,15 @@ from harness.rigs.redis import RedisRig, single_server
 from harness.servers.process import free_ports, poll
 from harness.servers.redis import RedisServer
 from harness.servers.redis_ha import RedisCluster, SentinelSetup
-from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
+from leasehold import AsyncClient, Client, ConfigError, LeaseholdError, NotAcquired, Unavailable
 from leasehold.config import EngineConfig
 from leasehold.engines.redis import discovery
-from leasehold.engines.redis.cluster import slot_of
+from leasehold.engines.redis.cluster import SlotMap, slot_of
 from leasehold.engines.redis.discovery import DiscoveryNode
 from leasehold.engines.redis.protocol import lock_keys
 from leasehold.engines.redis.sentinel import Primary, SentinelSet
 from leasehold.engines.redis.server import RedisEndpoint, encode_command
-from leasehold.engines.redis.server_settings import Unreachable
+from leasehold.engines.redis.server_settings import Unreachable, parse_settings
 from leasehold.engines.redis.url import parse_cluster_url, parse_sentinel_url
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketAddress
@@ -240,6 +241,7 @@ class FakeNode(FakeServer):
 
     info = b"redis_version:7.0.0\r\nrole:master\r\nmaxmemory_policy:noeviction\r\naof_enabled:1\r\n"
     state = b"cluster_state:ok\r\ncluster_current_epoch:1\r\n"
+    sign_in = b"+OK\r\n"
 
     def __init__(self) -> None:
         self.slots = self.script = self.subscription = b"-ERR not now\r\n"
@@ -254,6 +256,8 @@ class FakeNode(FakeServer):
         }
         if request.startswith("SSUBSCRIBE"):
             return self.subscription
+        if request.startswith("AUTH"):
+            return self.sign_in
         if request.startswith("EVAL") and self.redirect is not None:
             return self.redirect()
         return (
@@ -355,6 +359,13 @@ def test_slot_map_with_thousands_of_nodes_is_refused(start_fake) -> None:
     assert "unexpected reply" in error_of_attempt(node)
 
 
+def test_slot_map_that_gives_slots_twice_is_refused(start_fake) -> None:
+    """Every range costs as many steps as it has slots: twenty thousand ranges of all slots took seconds."""
+    node = start_fake(FakeNode)
+    node.slots = b"*2\r\n" + 2 * slots_reply(node.port)[4:]
+    assert "unexpected reply" in error_of_attempt(node)
+
+
 class NodeWithManyAddresses(FakeNode):
     host = ""
 
@@ -376,7 +387,88 @@ def test_redirects_to_ever_new_addresses_leave_few_connections(start_fake) -> No
         assert all(len(each) < 24 for each in known), [len(each) for each in known]
 
 
+class NodeThatRedirectsSubscriptions(NodeWithManyAddresses):
+    """To ever new addresses, all of them its own. Its scripts say that the name is held, and that no client listens."""
+
+    def __init__(self, confirms: bool) -> None:
+        self._slot = slot_of(lock_keys("", "job")[0].partition(":")[2])
+        self._addresses = (f"127.{number >> 8}.{number & 255}.1" for number in range(256, 60_000))
+        self._confirms = confirms  # every other subscription, and ends it at once
+        self.subscriptions = 0
+        super().__init__()
+        self.slots = slots_reply(self.port)
+        self.script = b"*6\r\n:0\r\n:1000\r\n:0\r\n:5\r\n$4\r\nh\x001\x00\r\n:0\r\n"
+
+    def answer(self, request: str) -> bytes:
+        if not request.startswith("SSUBSCRIBE"):
+            return super().answer(request)
+        self.subscriptions += 1
+        if self._confirms and self.subscriptions % 2:
+            channel = bulk_string(request.partition(" ")[2].encode())
+            return b"".join(
+                b"*3\r\n%b%b:%d\r\n" % (bulk_string(kind), channel, count)
+                for count, kind in ((1, b"ssubscribe"), (0, b"sunsubscribe"))
+            )
+        return b"-MOVED %d %b:%d\r\n" % (self._slot, next(self._addresses).encode(), self.port)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("confirms", "subscriptions", "most"), [(False, 12, 8), (True, 60, 24)])
+def test_redirected_subscriptions_leave_few_listeners(start_fake, wait_until, confirms, subscriptions, most) -> None:
+    """Each redirect left a listener and a connection behind, sixty times a second, while a single waiter waited."""
+    node, stop = start_fake(NodeThatRedirectsSubscriptions, confirms), threading.Event()
+    before = len(os.listdir("/proc/self/fd"))
+    with Client(f"redis+cluster://127.0.0.1:{node.port}") as client:
+
+        def wait_again_and_again() -> None:
+            while not stop.is_set():
+                with suppress(NotAcquired, Unavailable):
+                    client.lock("job").acquire(wait=0.3)
+
+        waiter = threading.Thread(target=wait_again_and_again)
+        waiter.start()
+        try:
+            wait_until(lambda: node.subscriptions >= subscriptions, 60)
+            listeners = probe.engine_state(client)["redis"].subscriptions._listeners
+            topology = probe.engine(client)._topology
+            known = (listeners, topology._connections, topology._slot_map._servers)
+            assert all(len(each) < most for each in known), [len(each) for each in known]
+            assert len(os.listdir("/proc/self/fd")) - before < 100  # with the other ends, which are in this process too
+        finally:
+            stop.set()
+            waiter.join()
+
+
+def test_state_of_very_many_lines_is_not_split() -> None:
+    """Each line became a text: eight megabytes took two hundred, and of INFO five hundred."""
+    lines = b"ab\r\n" * (2**21 - 100)
+    url = parse_cluster_url(EngineConfig.parse("redis+cluster://localhost", 5))
+    slots = [[0, 16_383, [b"localhost", 7000]]]
+    tracemalloc.start()
+    try:
+        found = SlotMap(url)._parse_reply(url.nodes[0], [FakeNode.state + lines, slots])
+        settings = parse_settings(FakeNode.info + lines, None)
+        assert tracemalloc.get_traced_memory()[1] < 24 * 2**20, "both replies are among it"
+    finally:
+        tracemalloc.stop()
+    assert (found.healthy, found.epoch, settings.role) == (True, 1, "master")
+
+
 # --------------------------------------------------- authentication, TLS
+
+
+@pytest.mark.parametrize("redirect", ["MOVED x {}", "MOVED 3 {}:x", "ASK {}", "MOVED {}", "TRYAGAIN {}", "ERR {}"])
+def test_password_that_a_node_repeats_in_a_redirect_is_not_shown(start_fake, redirect, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    node = start_fake(FakeNode)
+    node.slots, node.script = slots_reply(node.port), f"-{redirect.format('verysecret')}\r\n".encode()
+    node.subscription = node.script
+    with Client(f"redis+cluster://locks:verysecret@127.0.0.1:{node.port}", call_timeout=0.5) as client:
+        with pytest.raises(LeaseholdError) as caught:
+            client.lock("job", wait=0.2).acquire()
+    shown = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert redirect.split()[0] in shown
+    assert "verysecret" not in shown
 
 
 def test_users_with_documented_permissions_can_use_every_call(rights, caplog) -> None:

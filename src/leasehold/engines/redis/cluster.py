@@ -18,7 +18,7 @@ from leasehold.engines.redis.connections import Connections
 from leasehold.engines.redis.discovery import DiscoveryNode, SingleFlight, announced_address, query_in_turn
 from leasehold.engines.redis.scripts import SHARDED_PUBSUB
 from leasehold.engines.redis.server import RedisEndpoint, encode_command, is_error_reply
-from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
+from leasehold.engines.redis.server_settings import NotPermitted, Unreachable, info_fields
 from leasehold.engines.redis.topology import Rejected, make_connections, rediscover
 from leasehold.engines.redis.url import MultiServerUrl
 from leasehold.errors import ConfigError
@@ -60,6 +60,7 @@ class SlotMap:
         self.owners: list[SocketAddress | None] = [None] * _SLOT_COUNT
         self.stale = True  # must be read again before it is used
         self.found_at = 0.0
+        self._new_addresses = 0  # to which nodes redirected since then
 
     def server(self, address: SocketAddress) -> RedisEndpoint:
         """The same object for the same address."""
@@ -79,6 +80,7 @@ class SlotMap:
             raise NotPermitted(text) if answers.config_error_count == len(nodes) else Unreachable(text, engine="redis")
         best = max(answers, key=lambda each: each[:2])
         self._epoch, self.owners, self.stale, self.found_at = best.epoch, best.owners, False, runtime.now()
+        self._new_addresses = 0
         self.forget_former(self._servers)
         self.forget_former(self._nodes)
 
@@ -99,9 +101,11 @@ class SlotMap:
             host, _, port = target.rpartition(":")
             address = announced_address(host.strip("[]") or server.address.host, port)
             number = range(_SLOT_COUNT)[int(slot)]
-        except (ValueError, IndexError) as bad:
-            raise Unreachable(f"invalid redirect from the cluster: {str(error)[:80]!r}", engine="redis") from bad
+        except (ValueError, IndexError):
+            raise Unreachable(f"invalid redirect: {server.map_error(error)}", engine="redis") from error
         self.owners[number] = address
+        self._new_addresses += address not in self._servers
+        self.stale |= self._new_addresses > _MAX_FORMER_NODES  # reading the map forgets those without slots
         return address
 
     def _is_current(self, answers: list[NodeSlotMap]) -> bool:
@@ -119,11 +123,11 @@ class SlotMap:
                 raise node.map_error(reply)
         owners: list[SocketAddress | None] = [None] * _SLOT_COUNT
         try:
-            lines = info.decode().split("\r\n")
-            fields = {name: value for name, _, value in (line.partition(":") for line in lines)}
+            fields, slots = info_fields(info), 0
             for first, last, (host, port, *_), *_ in slot_ranges:
-                if not 0 <= first <= last < _SLOT_COUNT:
-                    raise ValueError("slot out of range")
+                slots += last + 1 - first
+                if not 0 <= first <= last < _SLOT_COUNT or slots > _SLOT_COUNT:
+                    raise ValueError("slot out of range, or given twice")
                 name = host.decode() if host else ""
                 address = announced_address(name if name not in ("", "?") else node.address.host, port)
                 owners[first : last + 1] = [address] * (last + 1 - first)
@@ -151,15 +155,21 @@ class ClusterTopology:
         owner = self._slot_map.owners[slot_of(tag)]
         if owner is None:
             return None
-        return self._connections.get(owner) or self._connections_to(owner)
+        return self._connections_to(owner)
 
     def _connections_to(self, address: SocketAddress) -> Connections:
+        if (known := self._connections.get(address)) is not None:
+            return known
+        self._close_former()  # also here: a listener may be the one that reads the map
         return self._connections.setdefault(address, make_connections(self._slot_map.server(address), self._runtime))
+
+    def _close_former(self) -> None:
+        for connections in self._slot_map.forget_former(self._connections):
+            connections.close()
 
     async def find(self, deadline: float) -> None:
         await self._single_flight.run(lambda: self._slot_map.find(self._runtime, deadline), deadline)
-        for connections in self._slot_map.forget_former(self._connections):
-            connections.close()
+        self._close_former()
 
     async def all_connections(self, deadline: float) -> Iterable[Connections]:
         while self._slot_map.stale:  # find() may have joined another call that failed

@@ -16,7 +16,6 @@ from weakref import ref
 
 import hiredis
 
-from leasehold.core.texts import server_text
 from leasehold.engines.redis.cluster import SlotMap, slot_of
 from leasehold.engines.redis.protocol import lock_keys
 from leasehold.engines.redis.pubsub import BaseSubscription, PubSubListener, Subscription
@@ -65,7 +64,7 @@ class ClusterSubscriptions:
             call_timeout,
         )
         self._channels: dict[str, ChannelSubscription] = {}
-        self._listeners: dict[SocketAddress, NodeListener] = {}
+        self._listeners: dict[SocketAddress, NodeListener] = {}  # of nodes with channels
 
     def for_bucket(self, tag: str) -> Subscription:
         return self._channels.get(tag) or self._channels.setdefault(tag, ChannelSubscription(tag, self))
@@ -77,12 +76,18 @@ class ClusterSubscriptions:
             channel.node = None
             channel.wake_attempts()
             return
-        listener = self._listeners.get(owner)
-        if listener is None:
-            listener = self._listeners.setdefault(
-                owner, NodeListener(owner, self, self._runtime, registry, self._call_timeout)
-            )
-        listener.add(channel)
+        while True:
+            listener = self._listeners.get(owner)
+            if listener is None:
+                listener = self._listeners.setdefault(
+                    owner, NodeListener(owner, self, self._runtime, registry, self._call_timeout)
+                )
+            if listener.add(channel):
+                return
+
+    def forget(self, listener: NodeListener) -> None:
+        """It has no channels left, and will get none: a hostile node can redirect them to ever new addresses."""
+        self._listeners.pop(listener.address, None)
 
     def close(self) -> None:
         for _, listener in snapshot_items(self._listeners):
@@ -105,9 +110,11 @@ class NodeListener(PubSubListener):
         registry: ClaimRegistry,
         call_timeout: float,
     ) -> None:
-        self._address, self._subscriptions = address, subscriptions
+        self.address, self._subscriptions = address, subscriptions
         self._channels: dict[str, ChannelSubscription] = {}  # by tag
-        super().__init__(subscriptions.slot_map.server(address), SHARDED_PUBSUB, runtime, registry, call_timeout)
+        self._retired = False  # it had no channels, and its thread ends
+        self._node = subscriptions.slot_map.server(address)
+        super().__init__(self._node, SHARDED_PUBSUB, runtime, registry, call_timeout)
 
     def after_fork(self) -> None:
         super().after_fork()
@@ -118,9 +125,11 @@ class NodeListener(PubSubListener):
         self._just_confirmed: set[str] = set()  # tags
         self._resubscribed = False  # some of them had been ended by this node before
 
-    def add(self, channel: ChannelSubscription) -> None:
-        """Listen for this channel too. From any thread."""
+    def add(self, channel: ChannelSubscription) -> bool:
+        """Listen for this channel too. From any thread. False: its thread is about to end, so another must listen."""
         with self._mutex:
+            if self._retired:
+                return False
             channel.node = self
             self._channels[channel.tag] = channel
             self._to_subscribe.append(channel)
@@ -130,6 +139,7 @@ class NodeListener(PubSubListener):
             self_pipe = self.self_pipe
         if self_pipe is not None:
             self_pipe.set()
+        return True
 
     def close(self) -> None:
         super().close()
@@ -156,12 +166,13 @@ class NodeListener(PubSubListener):
             await self._refresh_slot_map(runtime)
         owners = self._subscriptions.slot_map.owners
         for tag, channel in snapshot_items(self._channels):
-            if owners[channel.slot] != self._address:
+            if owners[channel.slot] != self.address:
                 self._reassign(tag, channel)
         with self._mutex:
             if not self._channels:
+                self._retired = True
+                self._subscriptions.forget(self)
                 self._stop_flag.append(True)
-                self._running = False
                 raise Unreachable("no subscribed bucket is left on this node", engine="redis")
             self._pending.clear()
             self._to_subscribe = deque(self._channels.values())
@@ -190,12 +201,11 @@ class NodeListener(PubSubListener):
             channel = self._pending.popleft()
             if not is_error_reply(reply, "MOVED"):
                 raise self._server.map_error(reply)
-            self._subscriptions.slot_map.apply_moved(reply, self._subscriptions.slot_map.server(self._address))
             channel.redirects += 1
-            if channel.redirects > _MAX_SUBSCRIBE_REDIRECTS:
-                raise Unreachable(
-                    f"too many subscription redirects at {self._server}: {server_text(reply)}", engine="redis"
-                )
+            if channel.redirects > _MAX_SUBSCRIBE_REDIRECTS:  # do not follow it: this listener pauses ever longer
+                self._subscriptions.slot_map.stale = True
+                raise Unreachable(f"too many subscription redirects: {self._node.map_error(reply)}", engine="redis")
+            self._subscriptions.slot_map.apply_moved(reply, self._node)
             self._reassign(channel.tag, channel)
         elif isinstance(reply, list) and len(reply) == 3 and reply[0] == b"sunsubscribe":
             self._subscriptions.slot_map.stale = True
@@ -212,7 +222,7 @@ class NodeListener(PubSubListener):
 
     async def _refresh_slot_map(self, runtime: Runtime) -> None:
         with suppress(Unreachable):
-            await self._subscriptions.slot_map.find(runtime, runtime.now() + self._call_timeout, self._address)
+            await self._subscriptions.slot_map.find(runtime, runtime.now() + self._call_timeout, self.address)
 
     async def _check_ownership(self, runtime: Runtime) -> None:
         """After a node ended subscriptions and accepted them again. A primary that became a replica does that too, but
@@ -220,7 +230,7 @@ class NodeListener(PubSubListener):
         self._resubscribed = False
         await self._refresh_slot_map(runtime)
         owners = self._subscriptions.slot_map.owners
-        if any(owners[channel.slot] != self._address for _, channel in snapshot_items(self._channels)):
+        if any(owners[channel.slot] != self.address for _, channel in snapshot_items(self._channels)):
             raise Unreachable(f"slots have moved away from {self._server}", engine="redis")
 
     def _subscribe_new(self, runtime: Runtime) -> None:

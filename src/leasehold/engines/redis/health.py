@@ -39,7 +39,7 @@ from leasehold.engines.redis.server import (
     encode_command,
     is_error_reply,
 )
-from leasehold.engines.redis.server_settings import Unreachable
+from leasehold.engines.redis.server_settings import Unreachable, info_fields
 from leasehold.engines.redis.topology import parse_single_server
 from leasehold.engines.redis.url import parse_cluster_url, parse_sentinel_url
 from leasehold.errors import LeaseholdError
@@ -205,7 +205,7 @@ async def _probe(server: RedisEndpoint, runtime: Runtime, deadline: float) -> Me
     if pong != b"PONG" and not isinstance(pong, hiredis.ReplyError):
         raise Unreachable(f"{server} sent an unexpected reply to PING", engine="redis")
     known = {name: value for name, reply in zip(_SETTINGS, settings, strict=True) if (value := _setting(reply))}
-    member = _parse_info(str(server.address), _fields(info), known, trip)
+    member = _parse_info(str(server.address), info_fields(info), known, trip)
     offset = trip.clock_offset(_seconds(time))
     denied = [
         f"{command} is not allowed"
@@ -294,14 +294,8 @@ def _findings(role: str | None, fields: Mapping[str, str], settings: Mapping[str
     return found
 
 
-def _fields(info: Any) -> dict[str, str]:
-    if not isinstance(info, bytes):
-        return {}
-    return dict(_pairs(info.decode(errors="replace"), ":", "\r\n"))
-
-
-def _pairs(text: str, between: str = "=", after: str = ",") -> list[tuple[str, str]]:
-    return [(name, value) for name, found, value in (item.partition(between) for item in text.split(after)) if found]
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [(name, value) for name, found, value in (item.partition("=") for item in text.split(",")) if found]
 
 
 def _setting(reply: Any) -> str | None:

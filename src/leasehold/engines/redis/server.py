@@ -205,8 +205,9 @@ class RedisEndpoint:
     def map_error(self, error: Exception) -> ConfigError | Unavailable:
         """`Unavailable` if a retry may help, else `ConfigError`."""
         text = str(error).partition(", with args")[0]  # a server that does not know AUTH repeats its arguments
-        if self._last_password:
-            text = text.replace(escape(self._last_password), "***")
+        if self._last_password and (shown := escape(self._last_password)) in text:
+            text = text.replace(shown, "***")
+            error.args = (text,)  # it will be the cause of ours, and a log shows the texts of both
         text = server_text(text)  # last: half a password would not be found
         if text.startswith(_PERMANENT_ERRORS):
             kind = CommandDenied if text.startswith("NOPERM") else NotPermitted

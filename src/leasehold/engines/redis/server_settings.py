@@ -15,6 +15,7 @@ SETTINGS_COMMANDS: Final = (  # one round trip, together with the sign-in
     ("CONFIG", "GET", "appendfsync"),
 )
 _MIN_MAJOR_VERSION: Final = 7  # script flags, and PXAT
+_MAX_INFO: Final = 65_536  # bytes that are read: a server sends a few thousand, and a line for each replica
 
 
 class Unreachable(Unavailable):
@@ -58,12 +59,18 @@ class ServerSettings(NamedTuple):
             )
 
 
+def info_fields(reply: object) -> dict[str, str]:
+    """The fields in a reply to INFO or CLUSTER INFO; none if it is an error. Each line becomes an object, so a reply of
+    millions of lines must not be split."""
+    if not isinstance(reply, bytes):
+        return {}
+    lines = reply[:_MAX_INFO].decode(errors="replace").split("\r\n")
+    return {name: value for name, _, value in (line.partition(":") for line in lines)}
+
+
 def parse_settings(info: object, fsync_reply: object) -> ServerSettings:
     """From the replies to SETTINGS_COMMANDS. If a reply is an error, its fields stay unknown."""
-    fields: dict[str, str] = {}
-    if isinstance(info, bytes):
-        pairs = (line.partition(":") for line in info.decode(errors="replace").splitlines())
-        fields = {name: value for name, _, value in pairs}
+    fields = info_fields(info)
     appendfsync = (
         fsync_reply[1].decode()
         if isinstance(fsync_reply, list) and len(fsync_reply) == 2 and isinstance(fsync_reply[1], bytes)
