@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from leasehold.server.auth import ANYONE, Caller
-from leasehold.server.limits import MAX_LISTS, Bodies, Connection, Limits
+from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, Bodies, Connection, Limits
 from leasehold.server.problems import Overloaded, TooMany
 from leasehold.server.settings import LimitSettings
 
@@ -221,7 +221,7 @@ def test_lists_of_one_caller_wait_for_each_other_and_not_those_of_others():
 
     asyncio.run(many())
     assert most == {WEB: MAX_LISTS, CRON: 1}
-    assert (limits._lists, limits._listing) == ({}, {}), "nothing is kept for a caller without lists"
+    assert WEB.who not in limits._lists, "nothing is kept for a caller without lists"
 
 
 def test_list_that_does_not_get_its_turn_in_time_is_too_many():
@@ -237,4 +237,47 @@ def test_list_that_does_not_get_its_turn_in_time_is_too_many():
 
     asyncio.run(one_too_many())
     assert limits.refused == {"lists_per_key": 1}
-    assert not limits._lists
+    assert WEB.who not in limits._lists
+
+
+# -- batches of calls
+
+
+def test_few_calls_of_one_caller_begin_in_one_turn_of_the_loop():
+    limits = Limits(LimitSettings())
+    begun = {WEB: 0, CRON: 0}
+
+    async def send(caller, calls, claims):
+        async with limits.batch(caller, 60) as begin:
+            for _ in range(calls):
+                await begin(claims)
+                begun[caller] += 1
+
+    async def many():
+        batches = asyncio.gather(*[send(WEB, 500, 1) for _ in range(10)], send(CRON, 10, 500))
+        turns = 0
+        while not batches.done():
+            before, turns = dict(begun), turns + 1
+            await asyncio.sleep(0)
+            assert begun[WEB] - before[WEB] <= 2 * MAX_BEGUN, "this test counts turns of its own"
+            assert begun[CRON] - before[CRON] <= 2, "a call with many claims has a turn of its own"
+        return turns
+
+    assert asyncio.run(many()) > 5000 / (2 * MAX_BEGUN)
+    assert begun == {WEB: 5000, CRON: 10}
+    assert not limits.has_batch(WEB), "nothing is kept for a caller without batches"
+
+
+def test_batch_that_does_not_begin_in_time_is_too_many():
+    limits = Limits(LimitSettings())
+
+    async def one_too_many():
+        async with limits.batch(WEB, 60):
+            with pytest.raises(TooMany):
+                async with limits.batch(WEB, 0.01):
+                    pass
+            async with limits.batch(CRON, 60) as begin:
+                await begin(1)
+
+    asyncio.run(one_too_many())
+    assert limits.refused == {"batches_per_key": 1}

@@ -44,6 +44,19 @@ class Server:
         answer = await self.app.answer(Request("POST", path, [(b"leasehold-client", b"c1")], read_body=read_body))
         return answer.status, json.loads(answer.body), dict(answer.headers)
 
+    def add_keys(self, path):
+        """The keys of two callers."""
+        made = [keys.create(path, who, [Right.parse("lock::")], now=datetime.now(UTC)) for who in ("a", "b")]
+        self.app.authenticator = Authenticator(path)
+        return made
+
+    async def post_with_key(self, key, path, body):
+        async def read_body():
+            return json.dumps(body).encode()
+
+        headers = [(b"authorization", b"Bearer " + key.encode()), (b"leasehold-client", b"c1")]
+        return await self.app.answer(Request("POST", path, headers, read_body=read_body))
+
     async def get(self, path, query=b""):
         answer = await self.app.answer(Request("GET", path, query=query))
         if hasattr(answer, "close"):
@@ -280,3 +293,70 @@ def test_wait_is_shortened_to_the_limit():
         answer = server.post("/v1/acquire", {"name": "x", "wait": 50})
         assert answer.status == 409
         assert answer.json["waited"] < 40
+
+
+@pytest.mark.parametrize(
+    ("path", "batch"),
+    [
+        ("/v1/calls", [{"do": "release", "claim": claim(f"a/{number}")} for number in range(512)]),
+        ("/v1/calls", [{"do": "ping"}] * 512),
+        ("/v1/calls", [{"do": "renew", "claims": [claim(f"a/{number}", token=1) for number in range(128)]}] * 4),
+        ("/v1/renew-many", {"leases": [claim(f"a/{number}", token=1) for number in range(500)]}),
+    ],
+    ids=["release", "ping", "renew", "renew-many"],
+)
+def test_batches_of_one_caller_do_not_hold_up_renewals_of_others(tmp_path, path, batch):
+    """One key with a hundred connections held up the renewals of all others for ten seconds and more."""
+    batches = 40
+
+    async def main():
+        async with Server() as server:
+            flooder, other = server.add_keys(tmp_path / "keys.toml")
+            post = server.post_with_key
+            lease = claim("b/1")
+            granted = await post(other, "/v1/acquire", lease)
+            begun = 0
+
+            def counted(verb, claims):
+                def begin(*arguments):
+                    nonlocal begun
+                    begun += claims(*arguments)
+                    return verb(*arguments)
+
+                return begin
+
+            service = server.service
+            service.release = counted(service.release, lambda _claim, _deadline: 1)
+            service.ping = counted(service.ping, lambda _deadline: 1)
+            service.renew = counted(service.renew, lambda claims, _client, _deadline: len(claims))
+            flood = [asyncio.create_task(post(flooder, path, batch)) for _ in range(batches)]
+            for _ in range(5):  # while the batches begin, and the renewal arrives
+                await asyncio.sleep(0)
+            renewal = {"name": "b/1", "id": lease["id"], "token": json.loads(granted.body)["token"]}
+            renewed = await post(other, "/v1/renew", renewal)
+            assert renewed.status == 200
+            assert begun < 500 * batches / 4, "of the claims in all batches"
+            for each in flood:
+                assert (await each).status in (200, 429), "429: on a slow machine"
+
+    asyncio.run(main())
+
+
+def test_release_does_not_overtake_an_attempt_in_an_earlier_batch(tmp_path):
+    """Its name would then be taken until the ttl is over, although the caller has released it (E6)."""
+
+    async def main():
+        async with Server() as server:
+            key, _ = server.add_keys(tmp_path / "keys.toml")
+            lease = claim("a/1")
+            batch = [{"do": "ping"}] * 300 + [{"do": "attempt", "claim": lease}]
+            batches = [asyncio.create_task(server.post_with_key(key, "/v1/calls", batch)) for _ in range(3)]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            released = await server.post_with_key(key, "/v1/calls", [{"do": "release", "claim": lease}])
+            assert json.loads(released.body) == [{"value": True}]
+            for each in batches:
+                assert (await each).status == 200
+            assert not await server.service.inspect("", "a/1", True, server.service.runtime.now() + 60)
+
+    asyncio.run(main())

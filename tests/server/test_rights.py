@@ -263,6 +263,21 @@ def test_incidents_of_all_namespaces_are_those_that_the_key_may_read(tenant):
         assert bool(seen) is ("read" in verbs and SCOPES[scope]), (verbs, scope)
 
 
+@pytest.mark.parametrize(("namespace", "prefix"), [("flood", "orders/"), (NAMESPACE, "flood/")])
+@pytest.mark.parametrize("query", ["", f"?namespace={NAMESPACE}&prefix={PREFIX}"])
+def test_incidents_of_another_tenant_leave_room_for_those_of_others(tenant, namespace, prefix, query):
+    """The latest hundred of all tenants were taken before those that the key may read."""
+    lease, flooder = tenant.hold(), tenant.create(f"flooder-{secrets.token_hex(4)}", f"lock:{namespace}:{prefix}")
+    broken = tenant.server.post("/v1/break", select(lease, "namespace", "name", "token"), key=tenant.operator)
+    assert broken.json == {"broken": True}
+    refusal = {"namespace": namespace, "name": f"{prefix}1", "token": 1}
+    poll(lambda: tenant.server.post("/v1/refusals", refusal, key=flooder).status == 200)  # the file has been read again
+    for _ in range(110):
+        assert tenant.server.post("/v1/refusals", refusal, key=flooder).status == 200
+    found = tenant.server.get(f"/v1/incidents{query}", key=tenant.by_rights[("read",), f"{NAMESPACE}:{PREFIX}"])
+    assert lease["name"] in [each["name"] for each in found.json["incidents"]]
+
+
 @pytest.mark.parametrize("path", sorted(set(ROUTES) - WITHOUT_KEY))
 def test_route_without_a_key_is_refused_before_its_body_is_read(tenant, path):
     method = next(iter(ROUTES[path]))

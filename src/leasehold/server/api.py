@@ -131,11 +131,13 @@ async def renew_many(app: App, request: Request) -> Response:
     body = read_body(schemas.RenewManyBody, request.body)
     refused: dict[int, Problem] = {}
     claims = []
-    for number, lease in enumerate(body.leases):
-        try:
-            claims.append(_claim(request, lease, lease.id, lease.ttl)._replace(token=lease.token))
-        except Problem as problem:
-            refused[number] = app.explain(request, problem)
+    async with app.limits.batch(request.caller, None) as begin:  # however late: renewals are never refused
+        await begin(len(body.leases))
+        for number, lease in enumerate(body.leases):
+            try:
+                claims.append(_claim(request, lease, lease.id, lease.ttl)._replace(token=lease.token))
+            except Problem as problem:
+                refused[number] = app.explain(request, problem)
     with app.limits.call(request.caller, "renew"):
         answered = await app.service.renew(claims, None, app.deadline(request)) if claims else []
     for claim, reply in zip(claims, answered, strict=True):

@@ -122,11 +122,11 @@ class History:
         past = self._names.get(namespace, name)
         return [] if past is None else list(reversed(past.waits))
 
-    def incidents(self, namespace: str | None = None, limit: int = 100) -> list[Incident]:
+    def incidents(self, namespace: str | None = None) -> list[Incident]:
         """Latest first; those of a namespace, and those of the whole engine. None: all."""
         places = list(self._incidents) if namespace is None else [namespace, None]
         found = [incident for place in places for incident in self._incidents.get(place, ())]
-        return sorted(found, key=lambda incident: incident.at, reverse=True)[:limit]
+        return sorted(found, key=lambda incident: incident.at, reverse=True)
 
     def stats(self, namespace: str, seconds: float) -> Stats:
         """At most a second old: adding up an hour takes some milliseconds, in which no request is served."""

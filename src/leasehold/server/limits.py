@@ -10,7 +10,7 @@ are counted for each of them. Renewals and releases are not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from math import ceil
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -26,6 +26,7 @@ CONNECTION: Final = "leasehold.connection"  # in the extensions of an ASGI scope
 # The share of `limits.calls` above which calls of a class are refused.
 SHARES: Final[dict[Class, float]] = {"attempt": 0.8, "read": 0.9, "release": 1.0}
 MAX_LISTS: Final = 2  # lists of locks that one caller's requests make at a time
+MAX_BEGUN: Final = 64  # claims of one caller's batches, in one turn of the event loop, and those of one more call
 LARGE: Final = 1000  # claims of a list that is made on a thread: it takes too long for the event loop
 _IN_BULKHEADS: Final = frozenset({"attempt", "read"})
 
@@ -39,8 +40,8 @@ class Limits:
         self.waiters = 0
         self.refused: dict[str, int] = {}  # limit -> refusals, for metrics
         self._connections: dict[str, int] = {}  # open connections of each key
-        self._lists: dict[str, asyncio.Semaphore] = {}  # of callers that list locks now
-        self._listing: dict[str, int] = {}  # how many requests of each do
+        self._lists, self._batches = Turns(MAX_LISTS), Turns(1)
+        self._begun: dict[str, int] = {}  # claims of each caller's batches, in this turn of the event loop
         self._most = {kind: ceil(settings.calls * share) for kind, share in SHARES.items()}
         self._calls = Bulkheads(
             "calls", settings.calls_per_key, settings.calls_per_namespace, settings.calls_per_name, self.refused
@@ -86,28 +87,78 @@ class Limits:
     async def listing(self, caller: Caller, seconds: float) -> AsyncIterator[None]:
         """A list of locks, which costs time in proportion to the locks. The requests of one caller make two at a time,
         so that the renewals of others get their turn in between. Raises TooMany if it does not begin in time."""
+        try:
+            async with self._lists.take(caller.who, seconds):
+                yield
+        except TurnMissed:
+            detail = f"{caller.who} may have {MAX_LISTS} lists in progress at this server, and others were ahead: retry"
+            raise self._refuse("lists_per_key", TooMany(detail)) from None
+
+    @asynccontextmanager
+    async def batch(self, caller: Caller, seconds: float | None) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+        """The start of a batch of calls. Its value is awaited before each call, with the number of claims of that call.
+        Few calls of one caller begin in one turn of the event loop, and its batches start one after the other: the
+        renewals of other callers are answered in between. Raises TooMany if it does not begin in time: its sender has
+        given up, and may have released what an attempt in it would take (E6)."""
         who = caller.who
-        turns = self._lists.setdefault(who, asyncio.Semaphore(MAX_LISTS))
-        self._listing[who] = self._listing.get(who, 0) + 1
+
+        async def begin(claims: int) -> None:
+            if self._begun.get(who, 0) >= MAX_BEGUN:
+                await asyncio.sleep(0)
+            if not self._begun:
+                asyncio.get_running_loop().call_soon(self._begun.clear)  # in the next turn
+            self._begun[who] = self._begun.get(who, 0) + claims
+
+        try:
+            async with self._batches.take(who, seconds):
+                yield begin
+        except TurnMissed:
+            detail = f"batches of {who} that came earlier have not all begun at this server: retry"
+            raise self._refuse("batches_per_key", TooMany(detail)) from None
+
+    def has_batch(self, caller: Caller) -> bool:
+        """Whether a batch of this caller has not begun, or not in full."""
+        return caller.who in self._batches
+
+    def _refuse(self, limit: str, problem: Problem) -> Problem:
+        self.refused[limit] = self.refused.get(limit, 0) + 1
+        return problem
+
+
+class TurnMissed(Exception):
+    """It did not come in time."""
+
+
+class Turns:
+    """Each caller has so many at a time, in the order in which its requests ask for them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._turns: dict[str, asyncio.Semaphore] = {}  # of callers that have or want one
+        self._requests: dict[str, int] = {}  # of each
+
+    def __contains__(self, who: str) -> bool:
+        return who in self._turns
+
+    @asynccontextmanager
+    async def take(self, who: str, seconds: float | None) -> AsyncIterator[None]:
+        """Raises TurnMissed if it does not come in time."""
+        turns = self._turns.setdefault(who, asyncio.Semaphore(self._most))
+        self._requests[who] = self._requests.get(who, 0) + 1
         try:
             try:
                 async with asyncio.timeout(seconds):
                     await turns.acquire()
             except TimeoutError:
-                detail = f"{who} may have {MAX_LISTS} lists in progress at this server, and others were ahead: retry"
-                raise self._refuse("lists_per_key", TooMany(detail)) from None
+                raise TurnMissed from None
             try:
                 yield
             finally:
                 turns.release()
         finally:
-            self._listing[who] -= 1
-            if not self._listing[who]:
-                del self._listing[who], self._lists[who]
-
-    def _refuse(self, limit: str, problem: Problem) -> Problem:
-        self.refused[limit] = self.refused.get(limit, 0) + 1
-        return problem
+            self._requests[who] -= 1
+            if not self._requests[who]:
+                del self._requests[who], self._turns[who]
 
 
 async def make_list(size: int, make: Callable[[], T]) -> T:

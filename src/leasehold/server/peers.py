@@ -140,14 +140,12 @@ class Peers:
         waits = merging.waits([self._history.waits(namespace, name), *(each.waits for each in answers)])
         return Merged(NamePast(grants, waits), missing)
 
-    async def incidents(
-        self, namespace: str | None = None, limit: int = 100, *, local: bool = False
-    ) -> Merged[list[Incident]]:
-        """Latest first; None: of all namespaces."""
-        given = {} if namespace is None else {"namespace": namespace}
+    async def incidents(self, namespace: str | None = None, *, local: bool = False) -> Merged[list[Incident]]:
+        """Latest first; None: of all namespaces. All of them, as a caller may see some only."""
+        given = {"limit": schemas.MAX_HOLDINGS} | ({} if namespace is None else {"namespace": namespace})
         answers, missing = await self._ask_all(f"/v1/incidents?{_query(**given)}", schemas.Incidents, local)
         found = merging.incidents([self._history.incidents(namespace), *(each.incidents for each in answers)])
-        return Merged(found[:limit], missing)
+        return Merged(found, missing)
 
     async def stats(self, namespace: str, seconds: float, *, local: bool = False) -> Merged[Stats]:
         own = self._history.stats(namespace, seconds)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", PastGrant, PastWait, Incident)
 
 _HOUR: Final = BUCKET_SECONDS * BUCKETS
+_INCIDENTS: Final = "100"  # of one answer, unless the caller asks for more
 
 
 async def owners(app: App, request: Request) -> Response:
@@ -76,13 +77,17 @@ async def incidents(app: App, request: Request) -> Response:
     """Incidents, latest first. Without a namespace: of all names that the caller may read."""
     arguments = known_arguments(request, "namespace", "prefix", "limit", "local")
     namespace, prefix = _read_scope(arguments)
-    limit, everywhere = _read_limit(arguments.get("limit")), "namespace" not in arguments and not prefix
+    limit = _read_limit(arguments.get("limit") or _INCIDENTS)
+    everywhere = "namespace" not in arguments and not prefix
     if not everywhere:
         request.allow_reading(namespace, prefix, exact=False)
+    seconds = app.deadline(request) - app.service.runtime.now()
     with app.limits.call(request.caller, "read"):
-        await app.pictures.get_many(app.pictures.latest_namespaces() if everywhere else [namespace])  # finds deadlocks
-        found, missing = await app.peers.incidents(None if everywhere else namespace, local=_flag(arguments, "local"))
-    shown = [each for each in found if may_see(request.caller, each) and each.name.startswith(prefix)]
+        async with app.limits.listing(request.caller, seconds):
+            await app.pictures.get_many(app.pictures.latest_namespaces() if everywhere else [namespace])  # deadlocks
+            of = None if everywhere else namespace
+            found, missing = await app.peers.incidents(of, local=_flag(arguments, "local"))
+            shown = [each for each in found if may_see(request.caller, each) and each.name.startswith(prefix)]
     return json_response(
         schemas.Incidents(
             incidents=_of_peers(app, request, shown[:limit]),

@@ -463,9 +463,9 @@ def test_password_that_a_node_repeats_in_a_redirect_is_not_shown(start_fake, red
     node = start_fake(FakeNode)
     node.slots, node.script = slots_reply(node.port), f"-{redirect.format('verysecret')}\r\n".encode()
     node.subscription = node.script
-    with Client(f"redis+cluster://locks:verysecret@127.0.0.1:{node.port}", call_timeout=0.5) as client:
-        with pytest.raises(LeaseholdError) as caught:
-            client.lock("job", wait=0.2).acquire()
+    url = f"redis+cluster://locks:verysecret@127.0.0.1:{node.port}"
+    with Client(url, call_timeout=0.5) as client, pytest.raises(LeaseholdError) as caught:
+        client.lock("job", wait=0.2).acquire()
     shown = "".join(traceback.format_exception(caught.value)) + caplog.text
     assert redirect.split()[0] in shown
     assert "verysecret" not in shown

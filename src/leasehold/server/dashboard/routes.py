@@ -54,6 +54,7 @@ _TYPES: Final = {
     ".woff2": "font/woff2",
 }
 _WRONG_KEY_DELAY: Final = 0.5  # seconds
+_MAX_INCIDENTS: Final = 500  # of one page
 
 
 class Page(NamedTuple):
@@ -193,7 +194,7 @@ class Dashboard:
         picture = await app.pictures.get(namespace)
         if not caller.may_list(namespace, ""):
             picture = _visible(picture, caller)
-        found, missing = await app.peers.incidents(namespace, 500)
+        found, missing = await app.peers.incidents(namespace)
         now = app.service.runtime.wall()
         data = PageData(
             app=app,
@@ -204,7 +205,7 @@ class Dashboard:
             picture=picture,
             now=now,
             may_break=self.admin and bool(name) and caller.may("break", namespace, name),
-            incidents=[each for each in found if may_see(caller, each)],
+            incidents=[each for each in found if may_see(caller, each)][:_MAX_INCIDENTS],
             stats=await self._memory.stats(app, namespace, now)
             if page.key == "overview" and caller.may_list(namespace, "")
             else None,
