@@ -5,6 +5,8 @@ import contextlib
 import logging
 import os
 import pickle
+import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -529,3 +531,41 @@ def test_provider_that_fails_is_refused_without_its_text() -> None:
     with pytest.raises(ConfigError, match="raised RuntimeError") as refused:
         Client(redis.Redis(credential_provider=FailingProvider()))
     assert "opensesame" not in "".join(traceback.format_exception(refused.value))
+
+
+def use_redis(cert: str) -> None:
+    Client(f"rediss://127.0.0.1:1?ssl_certfile={cert}&ssl_keyfile={cert}")
+
+
+def use_sentinels(cert: str) -> None:
+    Client(f"redis+sentinel://127.0.0.1:1/locks?tls=yes&ssl_certfile={cert}&ssl_keyfile={cert}")
+
+
+def use_mysql(cert: str) -> None:
+    from leasehold.engines.mysql.connect import _PyMySQLConnection
+
+    _PyMySQLConnection.__new__(_PyMySQLConnection)._create_ssl_ctx({"cert": cert, "key": cert})
+
+
+def use_zookeeper(cert: str) -> None:
+    from leasehold.engines.zookeeper.connection import wrap_tls
+
+    tls = {"ca": None, "certfile": cert, "keyfile": cert, "keyfile_password": None}
+    with socket.socket() as sock:
+        wrap_tls(sock, "localhost", check_hostname=False, verify_certs=False, **tls)
+
+
+@pytest.mark.parametrize("use", [use_redis, use_sentinels, use_mysql, use_zookeeper])
+def test_encrypted_private_key_is_refused_without_a_prompt(use, monkeypatch) -> None:
+    """Without a passphrase, OpenSSL asks for it on the terminal, and waits for ever."""
+    passphrases = []
+
+    def load_cert_chain(_context: ssl.SSLContext, _cert: str, keyfile: str, password: Any = None) -> None:
+        passphrases.append(password)
+        raise OSError("the files are not read here")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_cert_chain)
+    with contextlib.suppress(OSError, ConfigError):
+        use("cert.pem")
+    assert passphrases
+    assert None not in passphrases

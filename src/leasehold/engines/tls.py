@@ -33,12 +33,12 @@ def client_context(
     try:
         context = ssl.create_default_context(cafile=options.get("ca"))
         if "cert" in options:
-            context.load_cert_chain(options["cert"], options.get(key_option), _refuse_passphrase)
+            context.load_cert_chain(options["cert"], options.get(key_option), refuse_passphrase)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the certificates of this {scheme}:// URL cannot be used: {error}") from error
     return context
 
 
-def _refuse_passphrase() -> str:
+def refuse_passphrase() -> str:
     """Without this, OpenSSL would prompt on the terminal and wait for ever."""
     raise ValueError("the private key is encrypted")

@@ -111,7 +111,8 @@ class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
     Loading all the certificate authorities of the system for that would take nine tenths of a handshake's time."""
 
     def _create_ssl_ctx(self, named: Any) -> Any:
-        return super()._create_ssl_ctx(named) if named else _UNVERIFIED_TLS
+        # Without a password, OpenSSL would prompt for that of an encrypted key on the terminal, and wait for ever.
+        return super()._create_ssl_ctx({"password": "", **named}) if named else _UNVERIFIED_TLS
 
     def set_character_set(self, *_: object) -> None:
         """`_prepare_session` does."""

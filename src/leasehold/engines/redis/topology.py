@@ -18,6 +18,7 @@ from leasehold.engines.redis.connections import BlockingPool, Connections, Share
 from leasehold.engines.redis.scripts import PubSubCommands
 from leasehold.engines.redis.server import RedisEndpoint
 from leasehold.engines.redis.server_settings import Unreachable
+from leasehold.engines.tls import refuse_passphrase
 from leasehold.errors import ConfigError, LeaseholdError
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketAddress
@@ -224,7 +225,7 @@ def tls_context(scheme: str, tls_options: dict[str, str]) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls_options.get("ssl_ca_certs"))
         if "ssl_certfile" in tls_options:
-            context.load_cert_chain(tls_options["ssl_certfile"], tls_options.get("ssl_keyfile"))
+            context.load_cert_chain(tls_options["ssl_certfile"], tls_options.get("ssl_keyfile"), refuse_passphrase)
         context.check_hostname = certificates == "required" and parse_bool(tls_options.get("ssl_check_hostname", "yes"))
     except (OSError, ValueError) as bad:
         raise ConfigError(f"invalid TLS options in this {scheme}:// URL: {bad}") from bad

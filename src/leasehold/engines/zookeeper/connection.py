@@ -90,7 +90,8 @@ def wrap_tls(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
     if not tls["verify_certs"]:
         context.verify_mode = ssl.CERT_NONE
     if tls["certfile"]:
-        context.load_cert_chain(tls["certfile"], tls["keyfile"], tls["keyfile_password"])
+        # Without a text, OpenSSL would prompt on the terminal and wait for ever.
+        context.load_cert_chain(tls["certfile"], tls["keyfile"], tls["keyfile_password"] or "")
     return context.wrap_socket(sock, server_hostname=hostname, do_handshake_on_connect=False)
 
 
