@@ -57,6 +57,9 @@ class Server:
         headers = [(b"authorization", b"Bearer " + key.encode()), (b"leasehold-client", b"c1")]
         return await self.app.answer(Request("POST", path, headers, read_body=read_body))
 
+    async def get_with_key(self, key, path):
+        return await self.app.answer(Request("GET", path, [(b"authorization", b"Bearer " + key.encode())]))
+
     async def get(self, path, query=b""):
         answer = await self.app.answer(Request("GET", path, query=query))
         if hasattr(answer, "close"):
@@ -358,5 +361,25 @@ def test_release_does_not_overtake_an_attempt_in_an_earlier_batch(tmp_path):
             for each in batches:
                 assert (await each).status == 200
             assert not await server.service.inspect("", "a/1", True, server.service.runtime.now() + 60)
+
+    asyncio.run(main())
+
+
+def test_scrapes_of_one_caller_do_not_hold_up_renewals_of_others(tmp_path):
+    """Each takes milliseconds: with its five thousand connections one key held up the renewals of others for long."""
+
+    async def main():
+        async with Server() as server:
+            scraper, other = server.add_keys(tmp_path / "keys.toml")
+            lease = claim("b/1")
+            granted = await server.post_with_key(other, "/v1/acquire", lease)
+            scrapes = [asyncio.create_task(server.get_with_key(scraper, "/metrics")) for _ in range(200)]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            renewal = {"name": "b/1", "id": lease["id"], "token": json.loads(granted.body)["token"]}
+            assert (await server.post_with_key(other, "/v1/renew", renewal)).status == 200
+            assert sum(each.done() for each in scrapes) < 50
+            for each in scrapes:
+                assert (await each).status in (200, 429), "429: on a slow machine"
 
     asyncio.run(main())

@@ -122,7 +122,9 @@ ROUTES: Final[dict[str, dict[str, Route]]] = {
             calls.stream, "Wake-ups of a remote engine", problems=("invalid", "unauthorized", "too-many", "draining")
         )
     },
-    "/metrics": {"GET": Route(metrics.metrics, "Metrics for Prometheus", problems=("invalid", "unauthorized"))},
+    "/metrics": {
+        "GET": Route(metrics.metrics, "Metrics for Prometheus", problems=("invalid", "unauthorized", "too-many"))
+    },
     "/openapi.json": {"GET": Route(openapi.openapi, "This description", problems=("invalid",), needs_key=False)},
     "/healthz": {"GET": Route(api.healthz, "Whether the process runs", problems=("invalid",), needs_key=False)},
     "/readyz": {"GET": Route(api.readyz, "Whether the server can serve", None, schemas.Ready, _PROBE, needs_key=False)},

@@ -89,6 +89,7 @@ class Limits:
         so that the renewals of others get their turn in between. Raises TooMany if it does not begin in time."""
         try:
             async with self._lists.take(caller.who, seconds):
+                await asyncio.sleep(0)  # else a list that waits for nothing is made at once, and so are all others
                 yield
         except TurnMissed:
             detail = f"{caller.who} may have {MAX_LISTS} lists in progress at this server, and others were ahead: retry"
@@ -162,8 +163,7 @@ class Turns:
 
 
 async def make_list(size: int, make: Callable[[], T]) -> T:
-    """What `make` returns, for this number of claims. Other requests are served meanwhile."""
-    await asyncio.sleep(0)
+    """What `make` returns, for this number of claims. Other requests are served meanwhile if it takes long."""
     return await asyncio.to_thread(make) if size > LARGE else make()
 
 

@@ -175,7 +175,8 @@ class PictureMetrics:
 
 async def metrics(app: App, request: Request) -> Response:
     known_arguments(request)
-    sources: list[Source] = [app.metrics]
-    if request.caller.may("read", ANY_NAMESPACE, ""):  # labels show namespaces and parts of names
-        sources += [app.metrics.locks, await PictureMetrics.take(app)]
-    return Response(200, CONTENT_TYPE, metrics_text(*sources).encode())
+    async with app.limits.listing(request.caller, app.deadline(request) - app.service.runtime.now()):
+        sources: list[Source] = [app.metrics]
+        if request.caller.may("read", ANY_NAMESPACE, ""):  # labels show namespaces and parts of names
+            sources += [app.metrics.locks, await PictureMetrics.take(app)]
+        return Response(200, CONTENT_TYPE, metrics_text(*sources).encode())
