@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -95,6 +96,18 @@ def test_server_that_is_not_redis_is_refused(reply) -> None:
                     await client.lock("job").acquire()
 
         asyncio.run(main())
+
+
+def test_holders_of_megabytes_are_not_kept() -> None:
+    """The last 256 holders were, even after the client was closed: up to four gigabytes."""
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            holder = protocol.decode_holder(b"%d%b\0host\x007\0purpose" % (number, b"x" * 2**20))
+            assert (holder.pid, holder.purpose) == (7, "purpose")
+        assert tracemalloc.get_traced_memory()[0] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 # ------------------------------------------------------------------------ keys

@@ -19,6 +19,7 @@ from leasehold.errors import Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder, Holding, Kind, fast_tuple
 
 _MAX_CACHED_ARGUMENTS: Final = 4096  # encoded argument lists
+_MAX_CACHED_HOLDER: Final = 4096  # bytes: a hostile server, or a client with another program, may send megabytes
 MAX_CACHED_NAMES: Final = 16_384  # about 450 bytes each: a client may hold ten thousand names
 _MAX_MICROS: Final = 100 * 365 * 86_400 * MICROS  # a century: a double still holds sums of such times exactly
 _ID_HASH_HEADER: Final = b"$16\r\n"
@@ -213,8 +214,12 @@ def encode_holder(holder: Holder) -> str:
     return "\0".join(fields if holder.label == f"{holder.host}:{holder.pid}" else (holder.label, *fields))
 
 
-@lru_cache(256)  # in a queue the same clients hold the name again and again
 def decode_holder(raw: bytes) -> Holder:
+    return _decode_holder(raw) if len(raw) <= _MAX_CACHED_HOLDER else _decode_holder.__wrapped__(raw)
+
+
+@lru_cache(256)  # in a queue the same clients hold the name again and again
+def _decode_holder(raw: bytes) -> Holder:
     try:
         *label, host, pid, purpose = raw.decode().split("\0")
         return Holder(label[0] if label else f"{host}:{pid}", host, int(pid), purpose)
