@@ -8,6 +8,7 @@ import pytest
 from leasehold.server import keys
 from leasehold.server.dashboard import stream
 from leasehold.server.dashboard.routes import PAGES
+from leasehold.server.limits import MAX_LISTS
 from leasehold.server.messages import EventStream
 from tests.support.dashboard import events, in_loop, new_key, serving
 
@@ -138,6 +139,34 @@ async def test_many_different_pages_share_a_tenth_of_a_core(monkeypatch):
         for each in channels:
             await each.advance()
     assert 0.05 * now < spent - before < 0.12 * now
+
+
+@in_loop
+async def test_new_pages_of_one_caller_are_not_rendered_all_at_once(monkeypatch):
+    """A hundred connections that opened ever new pages held up the renewals of others for six seconds."""
+    async with serving() as site, contextlib.AsyncExitStack() as stack:
+        rendered = []
+        original = site.app.dashboard._frame
+        monkeypatch.setattr(site.app.dashboard, "_frame", lambda *given: rendered.append(1) or original(*given))
+        tabs = [await stack.enter_async_context(tab(site, f"page=locks&which={number}")) for number in range(30)]
+        frames = asyncio.gather(*map(frame, tabs))
+        while not frames.done():
+            before = len(rendered)
+            await asyncio.sleep(0)
+            assert len(rendered) - before <= 2 * MAX_LISTS, "this test counts turns of its own"
+        assert len(rendered) == 30
+
+
+@in_loop
+async def test_few_pages_are_kept_for_tabs_that_may_come_back(monkeypatch):
+    """A caller could open and close tabs with ever new pages: half a megabyte each stayed for half a minute."""
+    monkeypatch.setattr(stream, "MAX_CHANNELS", 5)
+    async with serving() as site, tab(site, "page=owners") as opened:
+        for number in range(12):
+            async with tab(site, f"page=locks&which={number}") as other:
+                assert (await frame(other))[0] == "frame"
+        assert len(site.app.dashboard.streams._channels) == 5
+        assert (await frame(opened))[0] == "frame"
 
 
 @in_loop

@@ -55,6 +55,7 @@ _TYPES: Final = {
 }
 _WRONG_KEY_DELAY: Final = 0.5  # seconds
 _MAX_INCIDENTS: Final = 500  # of one page
+_RENDER_SECONDS: Final = 30.0  # that a tab waits for its caller's other pages; then it must poll
 
 
 class Page(NamedTuple):
@@ -339,11 +340,15 @@ class Dashboard:
         if "name" in shown:
             page = _LOCK
 
-        async def render() -> Rendered:
-            data, missing = await self._page_data(caller, page, shown)
-            return self._frame(page, await self._context(data, page, missing), data.picture.as_of)
+        limits = self._app.limits
 
-        await self._page_data(caller, page, shown)  # raises if the caller may not see it
+        async def render() -> Rendered:
+            async with limits.listing(caller, _RENDER_SECONDS):
+                data, missing = await self._page_data(caller, page, shown)
+                return self._frame(page, await self._context(data, page, missing), data.picture.as_of)
+
+        async with limits.listing(caller, self._app.service.call_timeout):
+            await self._page_data(caller, page, shown)  # raises if the caller may not see it
         key = (page.key, tuple(sorted(shown.items())), caller.rights, self.admin)
         return self.streams.open(key, render, last, caller.who, lambda: self._app.authenticator.still(caller))
 

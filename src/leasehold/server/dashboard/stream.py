@@ -22,6 +22,7 @@ from leasehold.server.problems import TooMany
 INTERVAL: Final = 0.5  # seconds between two frames
 MAX_FRAME: Final = 256 * 1024  # bytes, but for the first of a tab, which has the whole page
 MAX_TABS: Final = 200  # of one caller; more must poll
+MAX_CHANNELS: Final = 250  # that are kept: a page has some hundred kilobytes
 SLOW_READER: Final = 5.0  # seconds that a frame may take to leave
 _KEEP_CHANNEL: Final = 30.0  # seconds without a tab: it may come back and go on where it was
 
@@ -94,6 +95,8 @@ class Streams:
             del self._channels[old]
         channel = self._channels.get(key)
         if channel is None:
+            while len(self._channels) >= MAX_CHANNELS:  # its tabs go on; one that comes back gets the whole page
+                del self._channels[min(self._channels, key=lambda each: self._channels[each].taken_at)]
             channel = self._channels[key] = Channel(self._new_id(), render, self._now, self._channels)
         tab = Tab(self, channel, last_event_id, who, still)
         self._tabs.add(tab)
