@@ -15,7 +15,7 @@ from leasehold.server import keys
 from leasehold.server.app import App
 from leasehold.server.auth import ANYONE, Authenticator
 from leasehold.server.keys import Right
-from leasehold.server.limits import Limits
+from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, Limits
 from leasehold.server.messages import Request
 from leasehold.server.service import Service
 from leasehold.server.settings import LimitSettings
@@ -345,7 +345,9 @@ def test_batches_of_one_caller_do_not_hold_up_renewals_of_others(tmp_path, path,
     asyncio.run(main())
 
 
-def test_release_does_not_overtake_an_attempt_in_an_earlier_batch(tmp_path):
+@pytest.mark.parametrize("turns", range(3, 7))
+@pytest.mark.parametrize("begins_each_turn", [False, True])
+def test_release_does_not_overtake_an_attempt_in_an_earlier_batch(tmp_path, turns, begins_each_turn):
     """Its name would then be taken until the ttl is over, although the caller has released it (E6)."""
 
     async def main():
@@ -353,11 +355,16 @@ def test_release_does_not_overtake_an_attempt_in_an_earlier_batch(tmp_path):
             key, _ = server.add_keys(tmp_path / "keys.toml")
             lease = claim("a/1")
             batch = [{"do": "ping"}] * 300 + [{"do": "attempt", "claim": lease}]
+
+            async def release():
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                return await server.post_with_key(key, "/v1/calls", [{"do": "release", "claim": lease}])
+
+            released = asyncio.create_task(release()) if begins_each_turn else None
             batches = [asyncio.create_task(server.post_with_key(key, "/v1/calls", batch)) for _ in range(3)]
-            for _ in range(3):
-                await asyncio.sleep(0)
-            released = await server.post_with_key(key, "/v1/calls", [{"do": "release", "claim": lease}])
-            assert json.loads(released.body) == [{"value": True}]
+            released = released or asyncio.create_task(release())
+            assert json.loads((await released).body) == [{"value": True}]
             for each in batches:
                 assert (await each).status == 200
             assert not await server.service.inspect("", "a/1", True, server.service.runtime.now() + 60)
@@ -365,21 +372,34 @@ def test_release_does_not_overtake_an_attempt_in_an_earlier_batch(tmp_path):
     asyncio.run(main())
 
 
-def test_scrapes_of_one_caller_do_not_hold_up_renewals_of_others(tmp_path):
-    """Each takes milliseconds: with its five thousand connections one key held up the renewals of others for long."""
+@pytest.mark.parametrize(
+    ("method", "path", "body", "at_once"),
+    [
+        ("GET", "/metrics", None, MAX_LISTS),
+        ("GET", "/v1/traits", None, MAX_BEGUN),
+        ("POST", "/v1/release", {"name": "a/1", "id": "0" * 32}, MAX_BEGUN),
+        ("POST", "/v1/calls", [{"do": "ping"}], MAX_BEGUN),
+    ],
+)
+def test_requests_of_one_caller_do_not_hold_up_renewals_of_others(tmp_path, method, path, body, at_once):
+    """A key may have five thousand connections: the requests of all of them began at once."""
 
     async def main():
         async with Server() as server:
-            scraper, other = server.add_keys(tmp_path / "keys.toml")
+            flooder, other = server.add_keys(tmp_path / "keys.toml")
             lease = claim("b/1")
             granted = await server.post_with_key(other, "/v1/acquire", lease)
-            scrapes = [asyncio.create_task(server.get_with_key(scraper, "/metrics")) for _ in range(200)]
+
+            def send():
+                return server.post_with_key(flooder, path, body) if body else server.get_with_key(flooder, path)
+
+            flood = [asyncio.create_task(send()) for _ in range(50 * at_once)]
             for _ in range(5):
                 await asyncio.sleep(0)
             renewal = {"name": "b/1", "id": lease["id"], "token": json.loads(granted.body)["token"]}
             assert (await server.post_with_key(other, "/v1/renew", renewal)).status == 200
-            assert sum(each.done() for each in scrapes) < 50
-            for each in scrapes:
+            assert sum(each.done() for each in flood) < 25 * at_once
+            for each in flood:
                 assert (await each).status in (200, 429), "429: on a slow machine"
 
     asyncio.run(main())

@@ -68,6 +68,10 @@ _STREAMS: Final = frozenset({"/v1/events", "/v1/stream"})
 # What may keep a connection for long: refused to a key with too many. Anything else, such as a renewal, is answered.
 _LONG: Final = _STREAMS | {"/v1/acquire"}
 
+_BATCHES: Final = frozenset(
+    {"/v1/calls", "/v1/renew-many"}
+)  # they wait until they may begin once their length is known
+
 # path -> method -> route
 ROUTES: Final[dict[str, dict[str, Route]]] = {
     "/v1/acquire": {
@@ -228,6 +232,8 @@ class App:
         if request.is_last and request.path in _LONG:
             detail = f"{caller.who} has {self.limits.settings.connections_per_key} connections at this server"
             raise TooMany(f"{detail}, which is its limit: retry")
+        if request.path not in _BATCHES:
+            await self.limits.begin(caller)
 
     def _read_within(self, request: Request) -> tuple[float, bool]:
         """How long the caller waits for the engine: its `Leasehold-Within`, else `call_timeout`."""

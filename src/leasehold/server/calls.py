@@ -43,7 +43,8 @@ async def calls(app: App, request: Request) -> Response:
         raise invalid(f"the body must be a list of 1 to {wire.MAX_CALLS} calls")
     if sum(isinstance(call, dict) and call.get("do") == "inspect" for call in given) > 1:
         raise invalid("a request may inspect once: the answer would be too long")
-    if len(given) == 1 and _claims(given[0]) == 1 and not _must_wait(app, request, given[0]):
+    if len(given) == 1 and _claims(given[0]) == 1:
+        await app.limits.begin(request.caller)
         return json_response([await _answer(app, request, given[0])])
     answers = []
     seconds = app.deadline(request) - app.service.runtime.now()
@@ -58,11 +59,6 @@ def _claims(call: object) -> int:
     """How many claims the call is about, to know what it costs."""
     claims = call.get("claims") if isinstance(call, dict) else None
     return max(1, len(claims)) if isinstance(claims, list) else 1
-
-
-def _must_wait(app: App, request: Request, call: object) -> bool:
-    """Whether it is a release that could overtake an attempt in an earlier batch (E6)."""
-    return isinstance(call, dict) and call.get("do") == "release" and app.limits.has_batch(request.caller)
 
 
 async def _answer(app: App, request: Request, call: object) -> wire.Json:

@@ -26,7 +26,7 @@ CONNECTION: Final = "leasehold.connection"  # in the extensions of an ASGI scope
 # The share of `limits.calls` above which calls of a class are refused.
 SHARES: Final[dict[Class, float]] = {"attempt": 0.8, "read": 0.9, "release": 1.0}
 MAX_LISTS: Final = 2  # lists of locks that one caller's requests make at a time
-MAX_BEGUN: Final = 64  # claims of one caller's batches, in one turn of the event loop, and those of one more call
+MAX_BEGUN: Final = 64  # requests, and claims of batches, of one caller in one turn of the event loop
 LARGE: Final = 1000  # claims of a list that is made on a thread: it takes too long for the event loop
 _IN_BULKHEADS: Final = frozenset({"attempt", "read"})
 
@@ -41,7 +41,7 @@ class Limits:
         self.refused: dict[str, int] = {}  # limit -> refusals, for metrics
         self._connections: dict[str, int] = {}  # open connections of each key
         self._lists, self._batches = Turns(MAX_LISTS), Turns(1)
-        self._begun: dict[str, int] = {}  # claims of each caller's batches, in this turn of the event loop
+        self._begun: dict[str, int] = {}  # requests and claims of each caller, in this turn of the event loop
         self._most = {kind: ceil(settings.calls * share) for kind, share in SHARES.items()}
         self._calls = Bulkheads(
             "calls", settings.calls_per_key, settings.calls_per_namespace, settings.calls_per_name, self.refused
@@ -106,9 +106,7 @@ class Limits:
         async def begin(claims: int) -> None:
             if self._begun.get(who, 0) >= MAX_BEGUN:
                 await asyncio.sleep(0)
-            if not self._begun:
-                asyncio.get_running_loop().call_soon(self._begun.clear)  # in the next turn
-            self._begun[who] = self._begun.get(who, 0) + claims
+            self._count_begun(who, claims)
 
         try:
             async with self._batches.take(who, seconds):
@@ -117,9 +115,20 @@ class Limits:
             detail = f"batches of {who} that came earlier have not all begun at this server: retry"
             raise self._refuse("batches_per_key", TooMany(detail)) from None
 
-    def has_batch(self, caller: Caller) -> bool:
-        """Whether a batch of this caller has not begun, or not in full."""
-        return caller.who in self._batches
+    async def begin(self, caller: Caller) -> None:
+        """Wait until a request of this caller may begin: like a batch of one call, behind those that came before it, so
+        that a release does not overtake an attempt (E6)."""
+        who = caller.who
+        if who not in self._batches and self._begun.get(who, 0) < MAX_BEGUN:
+            self._count_begun(who, 1)
+            return
+        async with self.batch(caller, None) as begin:
+            await begin(1)
+
+    def _count_begun(self, who: str, claims: int) -> None:
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._begun.clear)  # in the next turn
+        self._begun[who] = self._begun.get(who, 0) + claims
 
     def _refuse(self, limit: str, problem: Problem) -> Problem:
         self.refused[limit] = self.refused.get(limit, 0) + 1
