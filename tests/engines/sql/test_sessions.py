@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from leasehold import AsyncClient, Unavailable
 from leasehold.core.names import hash_id
 from leasehold.engines.sql.abandoned import AbandonedSessions
+from leasehold.engines.sql.fair_mutex import FairMutex
 from leasehold.engines.sql.session import (
     BUSY,
     CLOSED,
@@ -25,6 +27,7 @@ from leasehold.engines.sql.session import (
 )
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
+from leasehold.runtime.loop import Loop
 from leasehold.runtime.threads import Threads
 from tests.support import probe
 
@@ -119,6 +122,51 @@ def test_caller_that_gives_up_waiting_does_not_end_the_call_before_it(sql, wait_
     asyncio.run(both())
 
 
+def test_call_that_other_claims_wait_for_is_made_before_those_that_begin(sql, make_driver, wait_until) -> None:
+    """Behind a hundred attempts to join the queue, a waiter came too late for its reservation."""
+    driver, calls = make_driver(sql.url()), list[tuple[str, bool]]()
+    holder, waiter = driver.acquire(driver.claim()), driver.claim(queue=True)
+    call = driver.engine._connection.call
+
+    def record(verb: str, *args: Any, first: bool = False) -> Any:
+        calls.append((verb, first))
+        return call(verb, *args, first=first)
+
+    driver.engine._connection.call = record
+    driver.attempt(waiter)
+    driver.release(holder)
+    wait_until(lambda: driver.registry.waiting[waiter.id_hash].woken)
+    driver.acquire(waiter)
+    assert calls == [("attempt", False), ("release", True), ("attempt", True)]
+
+
+def test_connection_goes_first_to_callers_that_others_wait_for() -> None:
+    async def main() -> list[str]:
+        runtime, order = Loop(), list[str]()
+        mutex = FairMutex(runtime, "engine")
+
+        async def use(name: str, first: bool, seconds: float = 60.0) -> None:
+            caller = mutex.new_caller()
+            try:
+                await mutex.acquire(caller, runtime.now() + seconds, first=first)
+                order.append(name)
+            finally:
+                mutex.release(caller)
+
+        current = mutex.new_caller()
+        await mutex.acquire(current, runtime.now() + 60)
+        callers = [("join", False), ("release", True), ("another join", False), ("claim", True)]
+        tasks = [asyncio.create_task(use(name, first)) for name, first in callers]
+        with pytest.raises(Unavailable):
+            await asyncio.create_task(use("late", True, 0.01))
+        mutex.release(current)
+        await asyncio.gather(*tasks)
+        assert mutex.is_free
+        return order
+
+    assert asyncio.run(main()) == ["release", "claim", "join", "another join"]
+
+
 def make_claim(secret: str, token: int = 0) -> Claim:
     return Claim("", "job", secret, hash_id(secret), Holder(secret), 60.0, token=token)
 
@@ -145,7 +193,7 @@ def test_renewal_without_its_row_is_unavailable(sql, make_driver, rows, monkeypa
 def test_malformed_reply_is_unavailable(sql, make_driver, rows, monkeypatch) -> None:
     driver = make_driver(sql.url())
 
-    async def call(*_args: object) -> list[Row]:
+    async def call(*_args: object, **_options: object) -> list[Row]:
         return rows
 
     monkeypatch.setattr(driver.engine._connection, "call", call)

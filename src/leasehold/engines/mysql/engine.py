@@ -65,7 +65,8 @@ class MysqlEngine(SqlEngine):
         locked, and the caller may be the thread that is to commit it: so wait for nothing, and let the watchdog
         retry."""
         try:
-            rows = await self._connection.call("release_unless_locked", self._release_args(claim, deadline), deadline)
+            args = self._release_args(claim, deadline)
+            rows = await self._connection.call("release_unless_locked", args, deadline, first=True)
         except ConfigError as error:  # as in `SqlEngine.release`
             raise Unavailable(str(error), engine=ENGINE) from error
         with self._decoding:

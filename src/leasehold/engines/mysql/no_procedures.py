@@ -60,11 +60,21 @@ def _load_sections() -> dict[str, str]:
 
 
 class NoProceduresConnection(MyConnection):
-    async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
+    async def call(
+        self,
+        verb: str,
+        values: Sequence[Value],
+        deadline: float,
+        claim: Claim | None = None,
+        *,
+        first: bool = False,
+    ) -> list[Row]:
         found: list[Row] = []
         if verb == "attempt" and claim is not None and not claim.queue:  # most attempts find their name free
             found = await self._execute(self._render("attempt_free", values), (), deadline, claim)
-        return found or await self._execute(self._render(verb, values), (), deadline, claim, large=verb == "inspect")
+        return found or await self._execute(
+            self._render(verb, values), (), deadline, claim, large=verb == "inspect", first=first
+        )
 
     def compensate(self, id_hash: str, values: Sequence[Value]) -> None:
         self._abandoned.compensate(id_hash, self._render("release", values), ())

@@ -32,8 +32,9 @@ _RECONNECT_INTERVAL: Final = 0.2  # seconds between a waiter's attempts to conne
 
 
 class SerialConnection(ABC):
-    """One session at a time; calls are made in order of arrival. Subclasses supply what depends on the kind of server:
-    how to open a session, the statement of each verb, and how to create the schema."""
+    """One session at a time; calls are made in order of arrival, those that other claims wait for first. Subclasses
+    supply what depends on the kind of server: how to open a session, the statement of each verb, and how to create the
+    schema."""
 
     def __init__(self, runtime: Runtime, engine: str, server_name: str) -> None:
         self._runtime, self._engine, self.server_name = runtime, engine, server_name
@@ -56,12 +57,21 @@ class SerialConnection(ABC):
     @abstractmethod
     def _schema_missing(self, why: object) -> ConfigError: ...
 
-    async def call(self, verb: str, values: Sequence[Value], deadline: float, claim: Claim | None = None) -> list[Row]:
+    async def call(
+        self,
+        verb: str,
+        values: Sequence[Value],
+        deadline: float,
+        claim: Claim | None = None,
+        *,
+        first: bool = False,
+    ) -> list[Row]:
         """One verb in one round trip: its rows, as text. Raises no driver exception (E9).
 
         `claim`: the claim that attempts. If it is queued, a lost or refused connection is retried, at most until the
-        deadline; all other calls fail at once."""
-        return await self._execute(self._statement(verb), values, deadline, claim, large=verb == "inspect")
+        deadline; all other calls fail at once. `first`: other claims wait for what this call does, so it is made before
+        the calls that wait for the connection."""
+        return await self._execute(self._statement(verb), values, deadline, claim, large=verb == "inspect", first=first)
 
     def decode_reply(self, row: Row) -> Row:
         """The columns of an attempt's reply. Overridden if a server returns them packed into one value."""
@@ -114,11 +124,12 @@ class SerialConnection(ABC):
         claim: Claim | None = None,
         *,
         large: bool = False,
+        first: bool = False,
     ) -> list[Row]:
         """`large`: the reply may have many rows."""
         caller = self._mutex.new_caller()
         try:
-            await self._mutex.acquire(caller, deadline)
+            await self._mutex.acquire(caller, deadline, first=first)
             return await self._execute_with_retries(statement, values, deadline, claim, large)
         finally:
             self._leave(caller, claim)

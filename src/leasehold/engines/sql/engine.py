@@ -92,7 +92,10 @@ class SqlEngine:
         return "contended" in self._registry.shared
 
     async def attempt(self, claim: Claim, deadline: float) -> Grant | Busy:
-        already_queued = claim.id_hash in self._registry.waiting
+        waiter = self._registry.waiting.get(claim.id_hash)
+        already_queued = waiter is not None
+        # It may have a reservation, which all other waiters of the name wait for.
+        notified = waiter is not None and (waiter.woken or waiter.recheck_at is not None)
         if claim.queue:
             self._registry.shared["contended"] = True
             self._registry.add_waiter(claim, self._runtime)  # before the request is sent (E4)
@@ -106,7 +109,7 @@ class SqlEngine:
                 self._sweep_round(),
                 self._lock_timeout_ms(deadline),
             )
-            rows = await self._connection.call("attempt", (*values, *options), deadline, claim)
+            rows = await self._connection.call("attempt", (*values, *options), deadline, claim, first=notified)
         except (ConfigError, Unavailable) as error:
             # Refused, or this client never reached a server.
             not_applied = isinstance(error, ConfigError) or self._connection.server is None
@@ -161,7 +164,7 @@ class SqlEngine:
     async def release(self, claim: Claim, deadline: float) -> bool:
         self._registry.remove_waiter(claim.id_hash)
         try:
-            rows = await self._connection.call("release", self._release_args(claim, deadline), deadline)
+            rows = await self._connection.call("release", self._release_args(claim, deadline), deadline, first=True)
         except ConfigError as error:  # the server was usable when it granted the claim, so a retry may succeed
             raise Unavailable(str(error), engine=self.name) from error
         with self._decoding:
@@ -169,7 +172,7 @@ class SqlEngine:
 
     async def decline(self, claim: Claim, deadline: float) -> bool:
         values = (*key(claim), self._listener.address, self._lock_timeout_ms(deadline))
-        rows = await self._connection.call("decline", values, deadline)
+        rows = await self._connection.call("decline", values, deadline, first=True)
         with self._decoding:
             return rows[0][0] == "t"
 

@@ -1,5 +1,7 @@
 """A mutex for one connection or one claim: callers get it in order of arrival, and none waits beyond its deadline.
 
+Callers that others wait for may come first, in order of their arrival.
+
 caller = mutex.new_caller()
 try:
     await mutex.acquire(caller, deadline)
@@ -34,6 +36,7 @@ class FairMutex:
 
     def after_fork(self) -> None:
         self._mutex: Mutex = self._runtime.mutex()
+        self._waiting_first: deque[Caller] = deque()
         self._waiting: deque[Caller] = deque()
         self._current: Caller | None = None
 
@@ -47,7 +50,9 @@ class FairMutex:
     def new_caller(self) -> Caller:
         return Caller(self._runtime)
 
-    async def acquire(self, caller: Caller, deadline: float) -> None:
+    async def acquire(self, caller: Caller, deadline: float, *, first: bool = False) -> None:
+        """`first`: before the callers that are not. For calls that an earlier call of another caller made possible: so
+        they cannot keep those callers waiting for ever."""
         with self._mutex:
             if self._current is None:
                 self._current = caller
@@ -55,7 +60,7 @@ class FairMutex:
             if self._current.owner == caller.owner:  # a finaliser or signal handler, during its own thread's call
                 raise Reentered
             caller.signal = self._runtime.signal()
-            self._waiting.append(caller)
+            (self._waiting_first if first else self._waiting).append(caller)
         await caller.signal.wait(deadline - self._runtime.now())
         if self._current is not caller:
             raise Unavailable(
@@ -65,9 +70,11 @@ class FairMutex:
     def release(self, caller: Caller) -> None:
         with self._mutex:
             if self._current is not caller:
-                with suppress(ValueError):
-                    self._waiting.remove(caller)
+                for queue in (self._waiting_first, self._waiting):
+                    with suppress(ValueError):
+                        queue.remove(caller)
                 return
-            self._current = self._waiting.popleft() if self._waiting else None
+            queue = self._waiting_first or self._waiting
+            self._current = queue.popleft() if queue else None
             if self._current is not None and self._current.signal is not None:
                 self._current.signal.set()
