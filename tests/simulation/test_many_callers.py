@@ -80,6 +80,24 @@ def test_all_callers_of_one_name_are_served() -> None:
     assert crowd.outcomes == {"granted": CALLERS}
 
 
+def test_callers_that_wait_to_be_sent_queue_at_once_after_contention(monkeypatch) -> None:
+    crowd, attempts = Crowd(), Counter[bool]()
+    attempt = OneConnectionEngine.attempt
+
+    def counted(self, claim, deadline):
+        attempts[claim.queue] += 1
+        return attempt(self, claim, deadline)
+
+    monkeypatch.setattr(OneConnectionEngine, "attempt", counted)
+    lease = crowd.world.run_until_complete(crowd.process.spawn(crowd.client.lock("a").acquire(), "holder"), 60)
+    tasks = [crowd.start("a") for _ in range(CALLERS)]
+    crowd.world.run(30.0)
+    crowd.world.run_until_complete(crowd.process.spawn(lease.release(), "holder"), 60)
+    crowd.finish(tasks)
+    assert crowd.outcomes == {"granted": CALLERS}
+    assert attempts[False] <= 2 * MAX_ATTEMPTS
+
+
 def test_callers_of_a_silent_engine_end_within_call_timeout_of_its_last_answer() -> None:
     crowd = Crowd()
     tasks = [crowd.start("a") for _ in range(CALLERS)]

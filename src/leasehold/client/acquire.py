@@ -195,6 +195,8 @@ async def acquire(request: AcquireRequest[L]) -> L:
                         engine = request.get_engine()
                         if core.exiting:
                             core.refuse_at_exit()
+                        if may_wait and not claim.queue and engine.queues_at_once:  # other calls met contention
+                            claim = _with_queue(claim, deadline)
                     # Read before the request leaves (E8).
                     asked_at, connection_epoch, must_release = now(), core.registry.connection_epoch, True
                     latest = timing.call_deadline(asked_at, call_timeout, claim.ttl)
@@ -240,6 +242,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
             if claim.queue:
                 engine = await _wait_in_queue(request, engine, claim, reply, asked_at)
             else:
+                core.registry.shared["contended"] = True  # see `Engine.queues_at_once`
                 claim = _with_queue(claim, deadline)
     except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
         if must_release:
