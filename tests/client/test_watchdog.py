@@ -302,6 +302,8 @@ def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
     thread.start()
     wait_until(lambda: bench.server.lock_states["", "a"].waiters)
     lock_state = bench.server.lock_states["", "a"]
+    (waiter,) = probe.registry(client).waiting.values()
+    wait_until(lambda: waiter.answered)
     lock_state._remove(lock_state.waiters[0][1])  # as after a restart that lost the queue
     bench.clock.advance(5)
     wait_until(lambda: lock_state.waiters)
@@ -320,7 +322,10 @@ def test_heartbeat_wakes_only_waiters_that_must_attempt(bench, monkeypatch) -> N
         "gone": Gone(),
         "silent": Unavailable("-"),
     }
+    replies["joining"] = Gone()  # its first attempt has no answer yet
     waiters = [registry.add_waiter(Claim("", name, name, name, Holder("-"), 30), watchdog._runtime) for name in replies]
+    for waiter in waiters:
+        waiter.answered = waiter.claim.name != "joining"
 
     async def send_renewals(*_):
         return list(replies.values())

@@ -258,6 +258,8 @@ async def _wait_in_queue(
     """Wait until it is time for the next attempt, and return the engine to send it to. The claim stays queued (E7)."""
     core, options = request.lock._core, request.lock.options
     now, deadline = core.runtime.now, claim.wait_deadline
+    if (waiter := core.registry.waiting.get(claim.id_hash)) is not None:
+        waiter.answered = True
     if not request.waited:
         request.waited, request.position = True, reply.position
         request.search = WaitSearch(core, now()) if options.on_deadlock == "raise" else None

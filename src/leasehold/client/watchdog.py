@@ -348,7 +348,8 @@ class Watchdog:
 
     async def _send_heartbeats(self, runtime: Runtime) -> None:
         """One batch for all waiters (E7). A waiter that is at the head, has a reservation, was passed over or is
-        unknown to the engine is woken, so that it asks again even if no wake-up came. The others need not ask.
+        unknown to the engine is woken, so that it asks again even if no wake-up came. The others need not ask, and
+        neither need those whose first attempt is still under way.
 
         The attempt with which a waiter joined the queue was its first heartbeat, so none is sent while all waiters are
         newer than the interval."""
@@ -363,11 +364,11 @@ class Watchdog:
             return
         self._next_heartbeat_at = now + timing.HEARTBEAT_INTERVAL
         for waiter, reply in zip(waiters, await self._send_renewals(runtime, [w.claim for w in waiters]), strict=True):
-            if isinstance(reply, Gone) or (isinstance(reply, Alive) and not reply.position):
+            if isinstance(reply, Alive) and reply.position:
+                waiter.kept_at = now
+            elif isinstance(reply, Alive) or (isinstance(reply, Gone) and waiter.answered):
                 waiter.woken = True
                 waiter.signal.set()
-            elif isinstance(reply, Alive):
-                waiter.kept_at = now
 
     async def _retry_pending_releases(self, runtime: Runtime) -> None:
         if runtime.now() < self._next_release_retry_at:

@@ -35,6 +35,7 @@ class Waiter:
     """A queued claim, and the notifications that arrived since its last attempt."""
 
     __slots__ = (
+        "answered",
         "cancelled",
         "claim",
         "holders",
@@ -54,6 +55,7 @@ class Waiter:
         self.joined_at = joined_at
         self.kept_at = joined_at  # when the last heartbeat that the engine confirmed was sent
         self.signal = signal
+        self.answered = False  # the engine has answered an attempt, so it knows the claim
         self.woken = False
         self.cancelled = False  # the client is closed: stop waiting
         self.refusals = 0  # how often overloaded servers refused its attempts
