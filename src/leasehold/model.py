@@ -79,7 +79,7 @@ class Busy(NamedTuple):
     # Seconds until the first blocking grant or reservation ends unless renewed, or a shorter time after which the head
     # of the queue re-checks whether a reservation's client is alive. None: not known.
     left: float | None = None
-    position: int | None = None  # 0 is the head of the queue; None: not queued
+    position: int | None = None  # 0 is the head; an engine may count no further than 1,000; None: not queued
     token: int | None = None
     holder: Holder | None = None
 

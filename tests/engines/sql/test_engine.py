@@ -44,6 +44,20 @@ def test_idle_names_leave_no_rows(sql) -> None:
         assert sql.ask(f"select count(*) from {{s}}.{table}") == [(0,)]
 
 
+def test_position_counts_at_most_a_thousand_waiters(sql, make_driver) -> None:
+    """With every claim that joined, the server read the whole queue."""
+    driver = make_driver(sql.url())
+    driver.acquire(driver.claim())
+    sql.ask(f"insert into {{s}}.lh_queue values ('', 'job', 7, 'lock', 1, '', 0{sql.extra_queue_values})")
+    row = "('', 'job', {passed}, {ticket}, 'w{ticket}', '', 'l', 'h', 1, 'p', 'exclusive', 0, 0, {until})"
+    rows = [row.format(passed="false", ticket=ticket, until=2**60) for ticket in range(-1200, 0)]
+    sql.ask(f"insert into {{s}}.lh_waiter values {', '.join(rows)}")
+    first, second = driver.claim(queue=True), driver.claim(queue=True)
+    assert [driver.attempt(claim).position for claim in (first, second, first)] == [1000] * 3
+    sql.ask("delete from {s}.lh_waiter where ticket < -300")
+    assert [driver.attempt(claim).position for claim in (first, second)] == [300, 301]
+
+
 def test_queue_of_dead_waiters_is_swept(sql) -> None:
     with Client(sql.url()) as client:
         client.ping()

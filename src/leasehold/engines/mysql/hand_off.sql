@@ -61,8 +61,12 @@ claim_or_join: begin
         end if;
     end if;
     if _known_recheck_at is not null then
-        select count(if(heartbeat_expires_at > _now, 1, null)), min(ticket) into _queue_position, _first_ticket
-            from lh_waiter where namespace = _namespace and name = _name and passed = 0;
+        select count(*) into _queue_position from (  -- to count ten thousand would take 3 ms
+            select 1 from lh_waiter
+            where namespace = _namespace and name = _name and passed = 0 and heartbeat_expires_at > _now
+            limit 1000) c;
+        select min(ticket) into _first_ticket from lh_waiter
+            where namespace = _namespace and name = _name and passed = 0;
         if _head_ticket is null or _head_ticket <> _first_ticket or _known_recheck_at > _recheck_at then
             leave claim_or_join;
         end if;

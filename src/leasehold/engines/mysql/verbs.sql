@@ -9,7 +9,7 @@
 delimiter $$
 
 -- An attempt on a name that may have grants or waiters. answer: 1 granted (token, life, slot), 0 busy (token, life and
--- holder of the grant that ends first; queue position), 2 the name is of another kind.
+-- holder of the grant that ends first; queue position, at most 1,000), 2 the name is of another kind.
 create procedure if not exists lh_attempt_contended_v1(
     _namespace varbinary(255), _bucket integer, _name varbinary(255), _id_hash varbinary(64), _client varbinary(64),
     _label varbinary(4096), _host varbinary(4096), _pid bigint, _purpose varbinary(4096),
@@ -109,9 +109,11 @@ begin
         if _own_token is null then
             select count(*), exists (
                     select 1 from lh_grant where namespace = _namespace and name = _name and state = 1)
-                into _queue_position, _reserved from lh_waiter
-                where namespace = _namespace and name = _name and passed = 0 and ticket < _ticket
-                    and heartbeat_expires_at > _now;
+                into _queue_position, _reserved from (
+                    select 1 from lh_waiter
+                    where namespace = _namespace and name = _name and passed = 0 and ticket < _ticket
+                        and heartbeat_expires_at > _now
+                    limit 1000) c;
         end if;
     end if;
     if _own_token is not null then

@@ -44,9 +44,10 @@ begin
     end if;
     select w.client, w.heartbeat_expires_at,
             w.id_hash = l.notified_id_hash and l.notified_recheck_at <= _recheck_at as knows,
-            (select count(*) from "leasehold".lh_waiter a
-                where a.namespace = _namespace and a.name = _name and not a.passed and a.heartbeat_expires_at > _now)
-                as waiters
+            (select count(*) from (  -- to count ten thousand would take 1.5 ms
+                select from "leasehold".lh_waiter a
+                where a.namespace = _namespace and a.name = _name and not a.passed and a.heartbeat_expires_at > _now
+                limit 1000) c) as waiters
         into _head from "leasehold".lh_queue l, "leasehold".lh_waiter w
         where l.namespace = _namespace and l.name = _name and w.namespace = _namespace and w.name = _name
             and not w.passed
