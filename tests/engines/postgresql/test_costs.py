@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from leasehold import Client
 from leasehold.engines.sql.codec import key
-from leasehold.model import Alive
+from leasehold.model import Alive, Busy, Claim
 from leasehold.runtime.base import run_sync
+from tests.support.bare_engine import BareEngineDriver
 
 
 def count_rows_read(database) -> int:
@@ -39,7 +40,7 @@ def test_every_index_begins_with_namespace_and_name(database) -> None:
         "select indexdef from pg_indexes where schemaname = %s and tablename in ('lh_grant', 'lh_waiter', 'lh_queue')"
     )
     found = [index for (index,) in database.ask(query, database.schema)]
-    assert len(found) == 4
+    assert len(found) == 5
     assert all("(namespace, name" in index for index in found)
 
 
@@ -95,6 +96,44 @@ def test_plan_made_for_small_tables_reads_few_rows_when_they_grow(database, make
     wait_until(lambda: not database.sessions("plans"))  # the server counts reads when a session ends
     assert count_rows_read(database) - before < 5 * 4_500, (
         "only a sweep may read every queue and check that it has a waiter"
+    )
+
+
+def test_long_queue_is_not_read_by_plans_made_while_it_was_shorter(database, make_driver, wait_until) -> None:
+    """Each claim of a reservation read the whole queue, and so did a heartbeat, or could."""
+
+    def insert_waiters(first: int, last: int) -> None:
+        database.ask(
+            "insert into {s}.lh_waiter select '', 'job', false, 1000000 + n, md5(n::text) || md5('w' || n), '', 'l', "
+            "'h', 1, 'p', 'exclusive', 0, 0, %s from generate_series(%s::bigint, %s) n",
+            *(2**60, first, last),
+        )
+
+    def hand_off(driver: BareEngineDriver, holder: Claim) -> Claim:
+        """To a waiter that comes before those that were inserted."""
+        waiter = driver.claim(queue=True)
+        assert isinstance(driver.attempt(waiter), Busy)
+        assert isinstance(driver.renew(waiter), Alive)
+        driver.release(holder)
+        return driver.acquire(waiter)
+
+    drivers = [make_driver(database.named_url("plans", listen="no")) for _ in range(4)]
+    holder, waiting = drivers[0].acquire(drivers[0].claim(ttl=600.0)), 0
+    database.ask("alter table {s}.lh_waiter set (autovacuum_enabled = off)")  # autovacuum would cause new plans
+    for driver, waiters in zip(drivers, (1, 100, 400, 1000), strict=True):
+        insert_waiters(waiting + 1, waiters)
+        waiting = waiters
+        for _ in range(8):  # from the sixth call on, a session keeps its plan
+            holder = hand_off(driver, holder)
+    insert_waiters(waiting + 1, 6000)
+    before = count_rows_read(database)
+    for driver in drivers:
+        for _ in range(10):
+            holder = hand_off(driver, holder)
+        run_sync(driver.engine.close())
+    wait_until(lambda: not database.sessions("plans"))  # the server counts reads when a session ends
+    assert count_rows_read(database) - before < 40 * 1_000 + 32 * 1_000 + 40 * 500, (
+        "only who joins may read a thousand waiters, to count them"
     )
 
 

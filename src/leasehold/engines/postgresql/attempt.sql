@@ -171,10 +171,9 @@ begin
         -- sooner than it knows.
         if _own_grant.mode = 'shared' or _kind = 'semaphore' or exists (
             select 1 from "leasehold".lh_queue l
-            where namespace = _namespace and name = _name and (notified_recheck_at > _now + life or not exists (
-                select 1 from "leasehold".lh_waiter w
-                where w.id_hash = l.notified_id_hash and w.namespace = _namespace and w.name = _name and not w.passed
-                    and w.heartbeat_expires_at > _now)))
+            where namespace = _namespace and name = _name and (notified_recheck_at > _now + life or not coalesce((
+                select w.id_hash = l.notified_id_hash and w.heartbeat_expires_at > _now from "leasehold".lh_waiter w
+                where w.namespace = _namespace and w.name = _name and not w.passed order by w.ticket limit 1), false)))
         then
             perform "leasehold".lh_advance_v1(_namespace, _bucket, _name, _now, '');
         end if;

@@ -32,10 +32,11 @@ begin
                 and not exists (  -- the head is gone, or must re-check sooner than it knows
                     select 1 from "leasehold".lh_queue l
                     where l.namespace = _namespace and l.name = _name
-                        and (l.notified_recheck_at > _now + _ttl or not exists (
-                            select 1 from "leasehold".lh_waiter w
-                            where w.id_hash = l.notified_id_hash and w.namespace = _namespace and w.name = _name
-                                and not w.passed and w.heartbeat_expires_at > _now)));
+                        and (l.notified_recheck_at > _now + _ttl or not coalesce((
+                            select w.id_hash = l.notified_id_hash and w.heartbeat_expires_at > _now
+                            from "leasehold".lh_waiter w
+                            where w.namespace = _namespace and w.name = _name and not w.passed
+                            order by w.ticket limit 1), false)));
         return case when found then json_build_array(1, _grant.token, _ttl, null) end;
     end if;
     _recheck_at := case _grant.state when 1 then least(_grant.until, _now + 1000000) else _grant.until end;
@@ -72,8 +73,10 @@ begin
         return null;
     end if;
     if _ticket % 16 = 0 then  -- in a queue that is never empty, claims that were passed over would accumulate
-        delete from "leasehold".lh_waiter
-            where namespace = _namespace and name = _name and passed and heartbeat_expires_at <= _now;
+        delete from "leasehold".lh_waiter where ctid = any (array(
+            select p.ctid from "leasehold".lh_waiter p
+            where p.namespace = _namespace and p.name = _name and p.passed and p.heartbeat_expires_at <= _now
+            order by p.ticket));
     end if;
     return json_build_array(
         0, _grant.token, case _position when 0 then _recheck_at else _grant.until end - _now, null, _position,

@@ -192,11 +192,11 @@ begin
         if _head.id_hash <> _caller_id_hash then
             if _head.heartbeat_expires_at <= _now then
                 delete from "leasehold".lh_waiter
-                    where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+                    where namespace = _namespace and name = _name and id_hash = _head.id_hash;
                 continue;
             elsif not "leasehold".lh_reachable_v1(_head.client) then
                 update "leasehold".lh_waiter set passed = true
-                    where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+                    where namespace = _namespace and name = _name and id_hash = _head.id_hash;
                 continue;
             end if;
         end if;
@@ -204,7 +204,7 @@ begin
             update "leasehold".lh_bucket set token = greatest(token + 1, _now)
                 where namespace = _namespace and bucket = _bucket returning token into _token;
             delete from "leasehold".lh_waiter
-                where namespace = _namespace and name = _name and not passed and ticket = _head.ticket;
+                where namespace = _namespace and name = _name and id_hash = _head.id_hash;
             insert into "leasehold".lh_grant values (
                 _namespace, _name, _token, _bucket, _head.id_hash, 1, _head.client, _head.label, _head.host, _head.pid,
                 _head.purpose, _head.mode, _queue_row.kind, _queue_row.grant_limit,

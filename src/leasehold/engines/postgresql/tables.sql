@@ -79,9 +79,24 @@ create table if not exists "leasehold".lh_waiter (
     delay bigint not null,
     since bigint not null,
     heartbeat_expires_at bigint not null,
-    primary key (namespace, name, passed, ticket),
-    unique (namespace, name, id_hash)
+    primary key (namespace, name, id_hash)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+
+-- A session keeps the plans that it made while the queue was short, when any index would do. So a query that is to read
+-- few rows of a long queue leaves only one to choose: it looks for an id hash, and does not mention `passed`; or for the
+-- first waiters in order of their tickets, of those passed over or of the others. The indexes are created only if they
+-- are missing: that waits for transactions of others.
+do $lh$
+begin
+    if not exists (
+        select 1 from pg_class where relname = 'lh_waiter_next' and relnamespace = (
+            select relnamespace from pg_class where oid = (select tableoid from "leasehold".lh_meta)))
+    then
+        create unique index lh_waiter_next on "leasehold".lh_waiter (namespace, name, ticket) where not passed;
+        create unique index lh_waiter_passed on "leasehold".lh_waiter (namespace, name, ticket) where passed;
+    end if;
+end
+$lh$;
 
 create table if not exists "leasehold".lh_queue (
     namespace text collate "C" not null,

@@ -58,9 +58,9 @@ begin
         update "leasehold".lh_waiter w set heartbeat_expires_at = _now + 15000000
             where w.id_hash = _id_hashes[_i] and w.namespace = _namespaces[_i] and w.name = _names[_i]
                 and w.heartbeat_expires_at > _now
-            returning not w.passed and exists (
-                select 1 from "leasehold".lh_waiter f
-                where f.namespace = w.namespace and f.name = w.name and not f.passed and f.ticket < w.ticket)
+            returning not w.passed and w.ticket > (
+                select f.ticket from "leasehold".lh_waiter f
+                where f.namespace = w.namespace and f.name = w.name and not f.passed order by f.ticket limit 1)
             into behind;
         known := found;
         if not known then
@@ -246,7 +246,7 @@ begin
         loop
             perform "leasehold".lh_pass_over_v1(_grant);
             update "leasehold".lh_waiter set passed = false
-                where namespace = _namespace and name = _name and passed and ticket = _grant.ticket;
+                where namespace = _namespace and name = _name and id_hash = _grant.id_hash;
             update "leasehold".lh_queue set notified_id_hash = '', notified_recheck_at = 0
                 where namespace = _namespace and name = _name;  -- a new head is notified of when to re-check
         end loop;
