@@ -68,9 +68,8 @@ _STREAMS: Final = frozenset({"/v1/events", "/v1/stream"})
 # What may keep a connection for long: refused to a key with too many. Anything else, such as a renewal, is answered.
 _LONG: Final = _STREAMS | {"/v1/acquire"}
 
-_BATCHES: Final = frozenset(
-    {"/v1/calls", "/v1/renew-many"}
-)  # they wait until they may begin once their length is known
+# They wait until they may begin once their length is known.
+_BATCHES: Final = frozenset({"/v1/calls", "/v1/renew-many"})
 
 # path -> method -> route
 ROUTES: Final[dict[str, dict[str, Route]]] = {
