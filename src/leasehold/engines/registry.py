@@ -197,7 +197,8 @@ class RecheckTimer:
         waiter.recheck_at = at  # for a waiter that wakes earlier
         heappush(self._due, (at, id_hash))
         if len(self._due) > _MAX_STALE_RECHECKS + 2 * len(registry.waiting):
-            self._due = [entry for entry in self._due if entry[1] in registry.waiting]
+            latest = {(waiter.recheck_at or 0.0, id_hash) for id_hash, waiter in snapshot_items(registry.waiting)}
+            self._due = list(latest.intersection(self._due))
             heapify(self._due)
 
     def wake_due(self, registry: ClaimRegistry, now: float) -> None:

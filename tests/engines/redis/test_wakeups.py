@@ -104,6 +104,14 @@ class RecordedSignal:
 # --------------------------------------------------------------- recheck times
 
 
+def test_recheck_times_of_a_waiter_replace_each_other(registry, recheck_timer) -> None:
+    """A hostile server may send any number of them."""
+    registry.add_waiter(claim(1), Threads())
+    for number in range(10_000):
+        recheck_timer.schedule(registry, claim(1).id_hash, 10.0 + number % 2)
+    assert len(recheck_timer._due) < 100
+
+
 def test_waiter_is_woken_at_its_recheck_time_and_not_before(registry, recheck_timer) -> None:
     waiter = registry.add_waiter(claim(1), Threads())
     recheck_timer.schedule(registry, claim(1).id_hash, 10.0)
