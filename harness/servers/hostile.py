@@ -7,6 +7,7 @@ soon as the client has sent a request on it, or at once.
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import random
 import re
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
-from itertools import chain, repeat
+from itertools import chain, count, islice, repeat
 from typing import Final, NamedTuple
 
 _CHUNK: Final = 65_536
@@ -31,6 +32,7 @@ class Answer(NamedTuple):
     hold: bool = True  # afterwards the connection stays open, and silent; False: it is closed
     floods: bool = False  # sends as fast as the client reads, without end
     reply: Callable[[bytes], bytes] | None = None  # to everything that the client sends, after the chunks
+    forged: bool = False  # a large reply to a statement, with rows that take several times as much memory
 
 
 class HostileProxy:
@@ -329,36 +331,92 @@ def _postgresql() -> Iterator[Answer]:
     yield Answer("error text", once(error), hold=False)
     yield Answer("no result", once(accepted, message(b"Z", b"I") * 9))
     yield Answer("truncated", once(columns[:9]), hold=False)
-    names = b"".join(b"c%d\0" % number + struct.pack(">IHIHIH", 0, 0, 25, 0, 0, 0) for number in range(18))
-    texts = [b"".join(struct.pack(">I", len(text)) + text for text in row) for row in _holdings()]
-    listed = message(b"T", struct.pack(">H", 18) + names)
-    listed += b"".join(message(b"D", struct.pack(">H", 18) + row) for row in texts)
-    listed += message(b"C", b"SELECT 1\0") + message(b"Z", b"I")
+    for name, result in _postgresql_results():
+        yield Answer(
+            name, once(), reply=_postgresql_replies(result), forged=not name.startswith(("many items", "copy"))
+        )
+
+
+def _message(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack(">I", len(body) + 4) + body
+
+
+def _columns(count: int) -> bytes:
+    return _message(b"T", struct.pack(">H", count) + (b"\0" + struct.pack(">IHIHIH", 0, 0, 25, 0, 0, 0)) * count)
+
+
+def _row(*values: bytes | None) -> bytes:
+    fields = (b"\xff" * 4 if value is None else struct.pack(">I", len(value)) + value for value in values)
+    return _message(b"D", struct.pack(">H", len(values)) + b"".join(fields))
+
+
+_DONE: Final = _message(b"C", b"SELECT 1\0") + _message(b"Z", b"I")
+_LARGE: Final = (8 << 20) - 1000  # bytes
+_EMOJI: Final = "\U0001f512".encode()  # one in a text makes Python take four bytes for each of its characters
+
+
+def _postgresql_results() -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """What makes libpq or Python take several times as much memory as the server has sent."""
+
+    def listed(one_name: bool) -> bytes:
+        rows = (json.dumps([value.decode() for value in row]).encode() for row in _holdings(one_name))
+        return _columns(1) + b"".join(map(_row, rows))
+
+    yield "many items", partial(listed, False)
+    yield "many items of one name", partial(listed, True)
+    yield "many short values", lambda: _columns(18) + _row(*[b"ab"] * 18) * (_LARGE // 115)
+    yield "many nulls", lambda: _columns(18) + _row(*[None] * 18) * (_LARGE // 79)
+    yield "many short rows", lambda: _columns(1) + _row(b"ab") * (_LARGE // 13)
+    yield "many rows without values", lambda: _columns(0) + _row() * (_LARGE // 7)
+    yield "many columns", lambda: _columns(65_535) + _row(*[b""] * 65_535) * 26
+    yield "many columns of a short reply", lambda: _columns(20_000) + _row(*[None] * 20_000) * 6
+    yield "many values of a short reply", lambda: _columns(18) + _row(*[b"ab"] * 18) * 9_000
+    yield "many long texts", lambda: _columns(1) + _row(_EMOJI + b"x" * 100_000) * 80
+    yield "long text", lambda: _columns(1) + _row(_EMOJI + b"x" * _LARGE)
+    yield "long text of a short reply", lambda: _columns(1) + _row(_EMOJI + b"x" * 1_000_000)
+    yield "many results", lambda: (_columns(1) + _row(b"ab") + _message(b"C", b"\0")) * 20_000
+    yield "copy out", lambda: _message(b"H", b"\0\0\0") + _message(b"d", b"ab") * 100_000
+    yield "copy in", lambda: _message(b"G", b"\0\0\0")
+    yield "copy both", lambda: _message(b"W", b"\0\0\0")
+    yield "long error", lambda: _message(b"E", b"SERROR\0CXX000\0M" + _EMOJI + b"x" * 1_000_000 + b"\0\0")
+    one = _columns(1) + _row(b"1")
+    yield "many notifications", lambda: _message(b"A", bytes(6)) * 20_000 + one
+    numbers = count()
+    yield (
+        "many parameters",
+        lambda: b"".join(_message(b"S", b"%x\0\0" % number) for number in islice(numbers, 3_000)) + one,
+    )
+
+
+def _postgresql_replies(result: Callable[[], bytes]) -> Callable[[bytes], bytes]:
+    """This result to every statement."""
+    accepted = _message(b"R", struct.pack(">I", 0)) + _message(b"S", b"server_encoding\0UTF8\0")
+    accepted += _message(b"K", struct.pack(">II", 7, 7)) + _message(b"Z", b"I")
 
     def reply(data: bytes) -> bytes:
         if not data or data[0] == 0:
             return b"" if not data else b"N" if data[4:8] == b"\x04\xd2\x16\x2f" else accepted
-        return (b"1\0\0\0\4" if data[:1] == b"P" else b"") + b"2\0\0\0\4" + listed
+        return (b"1\0\0\0\4" if data[:1] == b"P" else b"") + b"2\0\0\0\4" + result() + _DONE
 
-    yield many_items(reply)
+    return reply
 
 
-def _holdings() -> Iterator[tuple[bytes, ...]]:
-    """The rows of `inspect`: as many as 8 MiB have, with short texts."""
-    for number in range(34_000):
+def _holdings(one_name: bool = False) -> Iterator[tuple[bytes, ...]]:
+    """The rows of `inspect`, with short texts, in no order: almost as many as it lists."""
+    for number in random.Random(7).sample(range(34_000), 34_000):
         times = b"1700000000000000", b"1700000000000000", b"1900000000000000", b"0", b"1700000000000000"
         holder = b"w", b"h", b"1", b""
         yield (
-            b"%05d" % number,
+            b"00000" if one_name else b"%05d" % number,
             b"lock",
             b"1",
-            b"2",
-            b"%d" % number,
-            b"ab" * 12,
+            b"0" if one_name else b"2",
+            b"0" if one_name else b"%d" % number,
+            b"%024x" % number,
             *holder,
             b"exclusive",
             b"0",
-            b"1",
+            b"%d" % number,
             *times,
         )
 
@@ -384,16 +442,42 @@ def _mysql() -> Iterator[Answer]:
     yield Answer("local file", once(packet(1, b"\xfb/etc/passwd")))
     yield Answer("error text", once(error), hold=False)
     yield Answer("truncated", once(packet(1, b"\1")[:3]), hold=False)
-    listed = [packet(1, b"\x12"), *(column for _ in range(18)), packet(3, b"\xfe\0\0\2\0")]
-    for row in _holdings():
-        listed.append(packet(4, b"".join(bytes([len(text)]) + text for text in row)))
-    listed.append(packet(5, b"\xfe\0\0\2\0"))
+    head = packet(1, b"\x12") + column * 18 + packet(3, b"\xfe\0\0\2\0")
+    end = packet(5, b"\xfe\0\0\2\0")
 
-    def reply(data: bytes) -> bytes:
-        """A hello to a client that has said nothing, then OK to its login, then rows."""
-        return hello if not data else packet(2, ok) if data[3:4] == b"\1" else b"".join(listed)
+    def row(*values: bytes) -> bytes:
+        sizes = (
+            bytes([len(value)]) if len(value) < 251 else b"\xfd%b" % len(value).to_bytes(3, "little")
+            for value in values
+        )
+        body = b"".join(chain.from_iterable(zip(sizes, values, strict=True)))
+        return b"".join(packet(4, body[at : at + 0xFFFFFF]) for at in range(0, len(body), 0xFFFFFF))
 
-    yield Answer("many items", once(), reply=reply)
+    def listed(one_name: bool) -> bytes:
+        return b"".join(row(*each) for each in _holdings(one_name))
+
+    def replies(rows: Callable[[], bytes]) -> Callable[[bytes], bytes]:
+        def reply(data: bytes) -> bytes:
+            """A hello to a client that has said nothing, then OK to its login, then rows."""
+            return hello if not data else packet(2, ok) if data[3:4] == b"\1" else head + rows() + end
+
+        return reply
+
+    tall = _EMOJI + b"x" * 11  # Python takes eight times as much
+    yield many_items(replies(partial(listed, False)))
+    yield Answer("many items of one name", once(), reply=replies(partial(listed, True)))
+    forged: dict[str, Callable[[], bytes]] = {
+        "many short values": lambda: row(*[b"ab"] * 18) * (_LARGE // 58),
+        "many texts": lambda: row(*[tall] * 18) * (_LARGE // 292),
+        "many nulls": lambda: packet(4, b"\xfb" * 18) * (_LARGE // 22),
+        "many rows of few values": lambda: packet(4, b"\xfb") * (_LARGE // 5),
+        "many long texts": lambda: row(*[b""] * 17, _EMOJI + b"x" * 100_000) * 80,
+        "long text": lambda: row(*[b""] * 17, _EMOJI + b"x" * _LARGE),
+        "long text of a short reply": lambda: row(*[b""] * 17, _EMOJI + b"x" * 1_000_000),
+        "many values of a short reply": lambda: row(*[tall] * 18) * 900,
+    }
+    for name, rows_of_reply in forged.items():
+        yield Answer(name, once(), reply=replies(rows_of_reply), forged=True)
 
 
 def _http() -> Iterator[Answer]:

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -200,7 +201,8 @@ class SqlModel:
     def compare_inspect(self) -> None:
         """Assert that model and server show the same holdings. Changes neither."""
         self.learn_tokens()
-        found = holdings("ns", list(self.call("inspect", "ns", "name", True)), "sql")
+        rows = [json.dumps(row).encode() for row in self.call("inspect", "ns", "name", True)]
+        found = holdings("ns", rows, json.loads, "sql")
         lock_state = deepcopy(self.lock_state) or LockState(self.now)
         lock_state.expire(self.now)
         expected = list(lock_state.holdings("ns", "name", self.now))

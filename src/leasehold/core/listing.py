@@ -9,20 +9,24 @@ from leasehold.errors import ListingTooLong
 from leasehold.model import Holding
 
 MAX_MEMORY: Final = 24 << 20  # bytes, estimated: some thirty thousand claims
-_FIXED: Final = 500  # bytes of a claim without its texts
+_FIXED: Final = 640  # bytes of a claim without its texts
 _PER_CHARACTER: Final = 4  # bytes: what Python needs for each character of a text with a single emoji
 
 
 class ListingBudget:
     """Counts what one call lists."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, memory: int = MAX_MEMORY) -> None:
         self._engine = engine
-        self._count, self._left = 0, MAX_MEMORY
+        self._count, self._left = 0, memory
 
     def spend(self, *texts: str) -> None:
         """Count a claim, or a name, with these texts, before it is kept. Raises ListingTooLong for one too many."""
-        self._left -= _FIXED + _PER_CHARACTER * sum(map(len, texts))
+        self.spend_bytes(_FIXED + _PER_CHARACTER * sum(map(len, texts)))
+
+    def spend_bytes(self, size: int) -> None:
+        """The same of something that takes so much memory."""
+        self._left -= size
         if self._left < 0:
             text = f"more than {self._count:,} claims are live: ask for the names with one prefix"
             raise ListingTooLong(text, engine=self._engine)

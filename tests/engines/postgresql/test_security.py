@@ -1,8 +1,12 @@
-"""What a role without rights can learn about the claims of others."""
+"""What a role without rights can learn about the claims of others, and what a hostile server can make libpq keep."""
 
 from __future__ import annotations
 
 import psycopg
+
+from leasehold import Client
+from leasehold.engines.postgresql.relay import MIN_LEFT
+from tests.support import probe
 
 
 def test_unprivileged_role_cannot_listen_for_id_hashes(database, make_driver) -> None:
@@ -23,3 +27,32 @@ def test_unprivileged_role_cannot_listen_for_id_hashes(database, make_driver) ->
             assert [note.payload for note in nosy.notifies(timeout=1)] == []
     finally:
         database.ask("drop role nosy")
+
+
+def test_session_is_replaced_when_libpq_may_keep_much(database) -> None:
+    with Client(database.url()) as client, client.lock("held") as lease:
+        session = probe.engine(client)._connection._session
+        session.relay.bytes_left = MIN_LEFT + 1
+        lease.renew()  # the bytes that are not a part of a value are not given back
+        assert probe.engine(client)._connection._session is session
+        assert session.relay.bytes_left < MIN_LEFT
+        lease.renew()
+        assert probe.engine(client)._connection._session is not session
+        assert lease.held
+
+
+def test_replies_of_an_honest_server_replace_no_session(database) -> None:
+    pairs = 50
+    with Client(database.url()) as client:
+        for _ in range(2):  # the first calls also prepare the statements
+            with client.lock("job"):
+                pass
+        client.inspect()
+        session = probe.engine(client)._connection._session
+        before = session.relay.bytes_left
+        for _ in range(pairs):
+            with client.lock("job") as lease:
+                lease.renew()
+        client.inspect()
+        assert probe.engine(client)._connection._session is session
+        assert before - session.relay.bytes_left < 100 * pairs

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from sys import getsizeof
 from typing import Any
 
 import pytest
@@ -20,11 +21,13 @@ from leasehold.engines.sql.session import (
     IDLE,
     UNANSWERED,
     DrainingSocket,
+    Listing,
     Row,
     SessionState,
     SqlSession,
     Value,
 )
+from leasehold.errors import ListingTooLong
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.loop import Loop
@@ -42,9 +45,10 @@ class StubSession(SqlSession):
     def usable(self) -> bool:
         return self.state is IDLE
 
-    async def execute(
-        self, statement: bytes, values: Sequence[Value], deadline: float, *, large: bool = False
-    ) -> list[Row]:
+    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+        return []
+
+    async def list_rows(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[bytes]:
         return []
 
     def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
@@ -200,3 +204,31 @@ def test_malformed_reply_is_unavailable(sql, make_driver, rows, monkeypatch) -> 
     monkeypatch.setattr(driver.engine._connection, "decode_reply", lambda row: row)
     with pytest.raises(Unavailable, match="not Leasehold's"):
         driver.attempt(make_claim("holder"))
+
+
+@pytest.mark.parametrize(
+    "row", [b"", b"x", b"[]", b"{}", b'["n"]', b"[" + b"[]," * 17 + b"[]]", b"[1.5]", b"\x01\xff\xfd"]
+)
+def test_malformed_listing_is_unavailable(sql, make_driver, row, monkeypatch) -> None:
+    driver = make_driver(sql.url())
+
+    async def list_rows(*_args: object) -> list[bytes]:
+        return [row]
+
+    monkeypatch.setattr(driver.engine._connection, "list_rows", list_rows)
+    with pytest.raises(Unavailable, match="not Leasehold's"):
+        run_sync(driver.engine.inspect("", "", False, driver.deadline()))
+
+
+@pytest.mark.parametrize("row", [b"", b"x" * 200, b"x" * 60_000])
+def test_listing_keeps_no_more_rows_than_fit_into_its_memory(row) -> None:
+    listing = Listing("postgresql")
+    with pytest.raises(ListingTooLong, match="ask for the names with one prefix"):
+        for _ in range((32 << 20) // (len(row) + 64)):
+            listing.add(bytes(bytearray(row)))
+    assert sum(map(getsizeof, listing.rows)) + getsizeof(listing.rows) < 16 << 20
+
+
+def test_listing_refuses_a_row_longer_than_any_claim() -> None:
+    with pytest.raises(ConnectionAbortedError):
+        Listing("mysql").add(b"x" * 100_000)

@@ -9,10 +9,10 @@ from typing import Final
 
 from leasehold.engines.mysql import connect, schema
 from leasehold.engines.mysql.errors import ENGINE, SERVER, MyServerError, schema_missing
-from leasehold.engines.mysql.session import MySession
+from leasehold.engines.mysql.session import MySession, decode_row
 from leasehold.engines.mysql.url import MyOptions
 from leasehold.engines.sql import connection
-from leasehold.engines.sql.session import SchemaMissing, SqlServerError, SqlSession, schema_too_new
+from leasehold.engines.sql.session import Row, SchemaMissing, SqlServerError, SqlSession, schema_too_new
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -30,6 +30,12 @@ class MyConnection(connection.SerialConnection):
 
     def _statement(self, verb: str) -> bytes:
         return f"call {self._prefix}.lh_{verb}_v1".encode()
+
+    def decode_listed(self, row: bytes) -> Row:
+        try:
+            return decode_row(row)
+        except ConnectionAbortedError as error:
+            raise ValueError(*error.args) from error
 
     async def _open(self, deadline: float) -> MySession:
         return await connect.open_session(

@@ -72,9 +72,10 @@ class NoProceduresConnection(MyConnection):
         found: list[Row] = []
         if verb == "attempt" and claim is not None and not claim.queue:  # most attempts find their name free
             found = await self._execute(self._render("attempt_free", values), (), deadline, claim)
-        return found or await self._execute(
-            self._render(verb, values), (), deadline, claim, large=verb == "inspect", first=first
-        )
+        return found or await self._execute(self._render(verb, values), (), deadline, claim, first=first)
+
+    async def list_rows(self, values: Sequence[Value], deadline: float) -> list[bytes]:
+        return await self._execute(self._render("inspect", values), (), deadline, listed=True)
 
     def compensate(self, id_hash: str, values: Sequence[Value]) -> None:
         self._abandoned.compensate(id_hash, self._render("release", values), ())

@@ -19,27 +19,28 @@ from typing import Any, Final, NamedTuple
 from weakref import finalize
 
 from leasehold.core.texts import server_text
-from leasehold.engines.mysql.errors import MyServerError, no_answer
+from leasehold.engines.mysql.errors import ENGINE, MyServerError, no_answer
 from leasehold.engines.sql.session import (
     BUSY,
     CLOSED,
     IDLE,
-    MAX_LARGE_REPLY_SIZE,
-    MAX_REPLY_SIZE,
     DrainingSocket,
+    Listing,
     Row,
     SqlConnectionLost,
     SqlSession,
     Value,
 )
+from leasehold.errors import ListingTooLong
 from leasehold.runtime.base import Runtime
 
+_MAX_REPLY_SIZE: Final = 1 << 20  # bytes: of hundreds of claims
 _QUIT: Final = b"\x01\0\0\0\x01"
 _QUERY: Final = 3
 _MAX_REPLY_VALUES: Final = 1 << 14  # in the rows of one reply: each takes up to a hundred bytes of memory
-_MAX_LARGE_REPLY_VALUES: Final = 1 << 19
 _RESULT_COST: Final = 64  # values that a result counts as, even without rows
 _MAX_COLUMNS: Final = 64  # `inspect` has 17
+_HEADER_SIZE: Final = 4  # bytes before each packet
 _MAX_PACKET: Final = 0xFFFFFF  # bytes of one packet; longer data continues in the next
 _MORE_RESULTS: Final = 0x0008  # SERVER_MORE_RESULTS_EXISTS
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -60,7 +61,7 @@ class MySession(SqlSession):
         finalize(self, sock.close).atexit = False  # a client may be dropped without close()
         self._unsent = b""
         self._buffer, self._offset = bytearray(), 0
-        self._bytes_left, self._values_left = MAX_REPLY_SIZE, _MAX_REPLY_VALUES  # of the current reply
+        self._bytes_left, self._values_left = _MAX_REPLY_SIZE, _MAX_REPLY_VALUES  # of the current reply
         self.connection_id = 0  # the server's number of this session
         self.expects_interrupt = False  # KILL QUERY is the expected end of its statements
         self.closing_packet = b""  # sent before the final COM_QUIT
@@ -89,12 +90,8 @@ class MySession(SqlSession):
             return False
         return False  # the server closed the connection, perhaps after an unsolicited error packet
 
-    async def execute(
-        self, statement: bytes, values: Sequence[Value], deadline: float, *, large: bool = False
-    ) -> list[Row]:
+    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
         await self.send(statement, values, deadline)
-        if large:
-            self._bytes_left, self._values_left = MAX_LARGE_REPLY_SIZE, _MAX_LARGE_REPLY_VALUES
         await self._wait_ready(deadline)  # the reply cannot have arrived yet
         found: list[Row] = []
         has_more = True
@@ -103,10 +100,21 @@ class MySession(SqlSession):
             found = found or rows or []
         return found
 
+    async def list_rows(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[bytes]:
+        await self.send(statement, values, deadline)
+        listing, has_more = Listing(ENGINE), True
+        try:
+            while has_more:
+                _, has_more = await self.next_result(deadline, listing)
+        except ListingTooLong:
+            self.close()
+            raise
+        return listing.rows
+
     async def send(self, statement: bytes, values: Sequence[Value], deadline: float) -> None:
         """Send a call without waiting for its first result."""
         self.transition(BUSY)
-        self._bytes_left, self._values_left = MAX_REPLY_SIZE, _MAX_REPLY_VALUES
+        self._bytes_left, self._values_left = _MAX_REPLY_SIZE, _MAX_REPLY_VALUES
         self._unsent = packet(statement, values)
         try:
             while self._unsent:
@@ -117,10 +125,11 @@ class MySession(SqlSession):
         except OSError as error:
             raise self._connection_lost(error) from error
 
-    async def next_result(self, deadline: float) -> ResultSet:
-        """The next result of the call. After the last one the session is ready for another call."""
+    async def next_result(self, deadline: float, listing: Listing | None = None) -> ResultSet:
+        """The next result of the call. After the last one the session is ready for another call. Rows go to the
+        listing, if there is one."""
         try:
-            result_set = await self._read_result(deadline)
+            result_set = await self._read_result(deadline, listing)
         except OSError as error:
             raise self._connection_lost(error) from error
         except MyServerError as error:
@@ -174,7 +183,7 @@ class MySession(SqlSession):
 
     # ------------------------------------------------------------- answers
 
-    async def _read_result(self, deadline: float) -> ResultSet:
+    async def _read_result(self, deadline: float, listing: Listing | None) -> ResultSet:
         self._values_left -= _RESULT_COST
         if self._values_left < 0:
             raise ConnectionAbortedError("the server sent too many results")
@@ -196,10 +205,14 @@ class MySession(SqlSession):
             payload = self._buffered_packet() or await self._read_packet(deadline)
             if payload[0] == 0xFE and len(payload) < 9:
                 return ResultSet(rows, bool(int.from_bytes(payload[3:5], "little") & _MORE_RESULTS))
+            if listing is not None:
+                listing.add(payload)
+                self._bytes_left += _HEADER_SIZE + len(payload)
+                continue
             self._values_left -= columns + 1
             if self._values_left < 0:
                 raise ConnectionAbortedError("the server sent too many rows")
-            rows.append(_decode_row(payload, columns))
+            rows.append(decode_row(payload))
 
     async def _read_packet(self, deadline: float) -> bytes:
         received = False
@@ -314,11 +327,11 @@ def _read_length(data: bytes, offset: int) -> tuple[int, int]:
     return int.from_bytes(data[offset + 1 : offset + 1 + size], "little"), offset + 1 + size
 
 
-def _decode_row(data: bytes, columns: int) -> Row:
+def decode_row(data: bytes) -> Row:
     found: list[str | None] = []
     offset = 0
     try:
-        for _ in range(columns):
+        while offset < len(data):
             if data[offset] == 0xFB:
                 found.append(None)
                 offset += 1
@@ -326,6 +339,6 @@ def _decode_row(data: bytes, columns: int) -> Row:
             size, offset = _read_length(data, offset)
             found.append(data[offset : offset + size].decode())
             offset += size
-    except (IndexError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConnectionAbortedError("the server sent a row that cannot be decoded") from error
     return tuple(found)

@@ -34,9 +34,12 @@ _VERBS: Final = {
     "decline": 6,
     "break": 5,
     "set_limit": 5,
-    "inspect": 3,
 }
-_ROW_VERBS: Final = ("renew", "heartbeat", "inspect")  # they return rows; the others one value, which is cheaper
+_ROW_VERBS: Final = ("renew", "heartbeat")  # they return rows; the others one value, which is cheaper
+_LISTED: Final = (  # the columns of `lh_inspect_v1`
+    "name, kind, grant_limit, state, token, id_hash, label, host, pid, purpose, mode, delay, ticket, since, "
+    "heartbeat_expires_at, until, slot, now"
+)
 _decode_json: Final = json.JSONDecoder(parse_int=str).decode  # numbers stay text, like all values from a server
 
 
@@ -46,17 +49,28 @@ class PgConnection(connection.SerialConnection):
         self._options = options
         prefix = schema.quote_identifier(options.schema)
         self._version_query = f"select version from {prefix}.lh_meta".encode()  # noqa: S608  # quoted
+        more = "" if options.durable else ", false"
         self._statements = {
-            verb: f"select {'* from ' * (verb in _ROW_VERBS)}{prefix}.lh_{verb}_v1({_params(count)}{more})".encode()  # noqa: S608  # quoted
+            verb: f"select {rows}{prefix}.lh_{verb}_v1({_params(count)}{more}) as r".encode()  # quoted
             for verb, count in _VERBS.items()
-            for more in ["" if options.durable or verb == "inspect" else ", false"]
+            for rows in ["* from " * (verb in _ROW_VERBS)]
         }
+        # A row as one value: reading a value from libpq takes a call.
+        self._statements["inspect"] = (
+            f"select json_build_array({_LISTED}) from {prefix}.lh_inspect_v1({_params(3)})".encode()  # noqa: S608  # quoted
+        )
 
     def _statement(self, verb: str) -> bytes:
         return self._statements[verb]
 
     def decode_reply(self, row: Row) -> Row:
         return tuple(_decode_json(row[0] or ""))
+
+    def decode_listed(self, row: bytes) -> Row:
+        columns = tuple(_decode_json(row.decode()))
+        if not all(value is None or type(value) is str for value in columns):
+            raise TypeError("not a row of `lh_inspect_v1`")
+        return columns
 
     async def _open(self, deadline: float) -> PgSession:
         return await connect.open_session(

@@ -54,7 +54,9 @@ class PgServerError(SqlServerError):
     def from_result(cls, result: pq.abc.PGresult) -> PgServerError:
         sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
         primary = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-        return cls(sqlstate.decode(errors="replace"), server_text(primary))
+        error = cls(sqlstate.decode(errors="replace"), server_text(primary))
+        result.clear()  # its text may be long, and the traceback keeps it
+        return error
 
     def classify(self) -> LeaseholdError | SchemaMissing | TransactionConflict:
         if self.sqlstate in _MISSING:

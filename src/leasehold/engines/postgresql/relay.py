@@ -3,6 +3,10 @@
 By itself libpq reads as long as a server sends, and buffers a message however long it is; there is no option for a
 limit, and one call of `consume_input` may take seconds and gigabytes. So libpq's descriptor is replaced by one end of a
 socket pair. libpq gets only what `receive` writes to the other end.
+
+libpq also keeps parameters and notifications that a server sends unasked, in five times as much memory, until the
+session ends. So the bound is for all that a session receives, without the values and notifications that were taken from
+libpq. When little is left, the session is replaced. With an honest server that takes tens of thousands of calls.
 """
 
 from __future__ import annotations
@@ -18,10 +22,10 @@ from weakref import finalize
 
 from psycopg import pq
 
-from leasehold.engines.sql.session import MAX_REPLY_SIZE
-
 _READ_SIZE: Final = 8192  # bytes: libpq always has room for so many
 _SEND_SIZE: Final = 65_536
+_MAX_KEPT: Final = 1 << 20  # bytes
+MIN_LEFT: Final = 1 << 18  # bytes: for any reply but the rows of `inspect`
 
 
 class ReplyTooLong(OSError):
@@ -37,7 +41,7 @@ class Relay:
         self._libpq: socket.socket | None = None  # our end of the pair
         self._pair_inode = 0
         self._outgoing = b""  # from libpq, not sent yet
-        self._bytes_left = MAX_REPLY_SIZE  # of the current reply
+        self.bytes_left = _MAX_KEPT + MIN_LEFT  # that the server may send; what was taken from libpq is given back
         self.at_end = False  # the server has closed the connection
 
     def attach(self) -> None:
@@ -55,7 +59,7 @@ class Relay:
         theirs.close()
         for sock in (self._libpq, self._server):
             finalize(self, sock.close).atexit = False  # a client may be dropped without close()
-        self._outgoing, self._bytes_left, self.at_end = b"", MAX_REPLY_SIZE, False
+        self._outgoing, self.bytes_left, self.at_end = b"", _MAX_KEPT + MIN_LEFT, False
 
     @property
     def attached(self) -> bool:
@@ -105,10 +109,6 @@ class Relay:
         except OSError:  # an end of the connection is noticed by the next `receive`
             return True
 
-    def start_reply(self, max_size: int) -> None:
-        """The next reply may have up to `max_size` bytes."""
-        self._bytes_left = max_size
-
     def receive(self) -> None:
         """Let libpq have a part of what the server has sent. Raises `ReplyTooLong`."""
         server, libpq = self._server, self._libpq
@@ -125,8 +125,8 @@ class Relay:
             with suppress(OSError):
                 libpq.shutdown(socket.SHUT_WR)
             return
-        self._bytes_left -= len(data)
-        if self._bytes_left < 0:
+        self.bytes_left -= len(data)
+        if self.bytes_left < 0:
             raise ReplyTooLong("the server sent too long a reply")
         with suppress(BrokenPipeError):  # libpq has closed its end
             libpq.sendall(data)

@@ -21,30 +21,39 @@ from psycopg import pq
 
 from leasehold.core.texts import server_text
 from leasehold.engines.postgresql.errors import ENGINE, SERVER, PgServerError, no_answer
-from leasehold.engines.postgresql.relay import Relay
+from leasehold.engines.postgresql.relay import MIN_LEFT, Relay
 from leasehold.engines.sql.session import (
     BUSY,
     CLOSED,
     IDLE,
-    MAX_LARGE_REPLY_SIZE,
-    MAX_REPLY_SIZE,
     Decoding,
     DrainingSocket,
+    Listing,
     Row,
     SqlConnectionLost,
     SqlServerError,
     SqlSession,
     Value,
 )
-from leasehold.errors import Unavailable
+from leasehold.errors import ListingTooLong, Unavailable
 from leasehold.runtime.base import Runtime
 
 # As integers: looking up an enum member takes longer than asking libpq.
 _DONE: Final = (int(pq.ExecStatus.TUPLES_OK), int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.EMPTY_QUERY))
 _SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
+_ROW: Final = int(pq.ExecStatus.SINGLE_TUPLE)
+_COPIES: Final = (int(pq.ExecStatus.COPY_OUT), int(pq.ExecStatus.COPY_IN), int(pq.ExecStatus.COPY_BOTH))
 _OPEN: Final = int(pq.ConnStatus.OK)
 _DECODING: Final = Decoding(SERVER, ENGINE)
 _PIPELINE_OFF: Final = int(pq.PipelineStatus.OFF)
+
+# The smallest sizes of messages, in bytes.
+_ROW_SIZE: Final = 7
+_VALUE_SIZE: Final = 4
+_COLUMN_SIZE: Final = 19
+_REPLY_SIZE: Final = 7 + 6 + 6  # the description of the rows without its columns, and two messages at the end
+_ONE_VALUE_SIZE: Final = _REPLY_SIZE + _COLUMN_SIZE + _ROW_SIZE + _VALUE_SIZE
+_NOTIFICATION_SIZE: Final = 11
 
 
 class PgSession(SqlSession):
@@ -66,16 +75,15 @@ class PgSession(SqlSession):
         return {each.keyword.decode(): os.fsdecode(each.val or b"") for each in self._pg.info if each.keyword in known}
 
     def usable(self) -> bool:
-        return self.state is IDLE and self._pg.status == _OPEN and self.relay.is_silent()
+        relay = self.relay
+        return self.state is IDLE and self._pg.status == _OPEN and relay.bytes_left > MIN_LEFT and relay.is_silent()
 
-    async def execute(
-        self, statement: bytes, values: Sequence[Value], deadline: float, *, large: bool = False
-    ) -> list[Row]:
+    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
         was_prepared = statement in self._prepared
         try:
             self.transition(BUSY)
             self._send(statement, values)
-            result = await self._read_result(deadline, MAX_LARGE_REPLY_SIZE if large else MAX_REPLY_SIZE)
+            result = await self._read_result(deadline)
         except (psycopg.Error, OSError) as error:
             raise self._connection_lost(error) from error
         except SqlServerError:
@@ -83,7 +91,22 @@ class PgSession(SqlSession):
                 self._prepared.pop(statement, None)
             raise
         with _DECODING:
-            return decode_rows(result)
+            return self._take_rows(result)
+
+    async def list_rows(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[bytes]:
+        listing = Listing(ENGINE)
+        try:
+            self.transition(BUSY)
+            self._pg.send_query_params(statement, [encode(value) for value in values])
+            self._pg.set_single_row_mode()  # libpq would keep all rows, in four times as much memory
+            self._pg.pipeline_sync()
+            await self._read_result(deadline, listing)
+        except ListingTooLong:
+            self.close()
+            raise
+        except (psycopg.Error, OSError) as error:
+            raise self._connection_lost(error) from error
+        return listing.rows
 
     async def run(self, script: str, deadline: float) -> None:
         """Run several statements, as one transaction unless they say otherwise."""
@@ -144,14 +167,15 @@ class PgSession(SqlSession):
         found = self._take_notifications()
         if self._pg.status != _OPEN:  # libpq could not make sense of what it received
             raise ConnectionResetError("the connection is closed")
-        if found:
-            self.relay.start_reply(MAX_REPLY_SIZE)
+        if self.relay.bytes_left < MIN_LEFT:
+            raise ConnectionResetError("the server sent much that is no notification")
         return found
 
     def _take_notifications(self) -> list[bytes]:
         found = []
         while (notification := self._pg.notifies()) is not None:
             found.append(notification.extra)
+            self.relay.bytes_left += _NOTIFICATION_SIZE + len(notification.relname) + len(notification.extra)
         return found
 
     def set_runtime(self, runtime: Runtime) -> None:
@@ -192,12 +216,11 @@ class PgSession(SqlSession):
 
     # ------------------------------------------------------------- answers
 
-    async def _read_result(self, deadline: float, max_size: int = MAX_REPLY_SIZE) -> pq.abc.PGresult:
-        """The result of what was sent; of several, the last one, or the first error."""
+    async def _read_result(self, deadline: float, listing: Listing | None = None) -> pq.abc.PGresult:
+        """The result of what was sent; of several, the last one, or the first error. Rows go to the listing."""
         pg, self._standby_unconfirmed = self._pg, False
         now, wait_fd = self._runtime.now, self._runtime.wait_fd
         began = now()
-        self.relay.start_reply(max_size)
         while (pg.flush(), self.relay.send()) != (0, True):
             if not await wait_fd(self.relay.server.fileno(), deadline - now(), read=False, write=True):
                 raise no_answer(deadline - began)
@@ -216,11 +239,19 @@ class PgSession(SqlSession):
                 pg.consume_input()
                 received = True
             result = pg.get_result()
-            if (result is None and not pipelined) or (result is not None and result.status == _SYNC):
+            if result is None:
+                if not pipelined:
+                    break
+                if pg.status != _OPEN:  # the end of the pipeline will never arrive
+                    raise psycopg.OperationalError("the connection is closed")
+                continue
+            if (status := result.status) == _SYNC:
                 break
-            if result is None and pg.status != _OPEN:  # the end of the pipeline will never arrive
-                raise psycopg.OperationalError("the connection is closed")
-            if result is not None and (last is None or last.status in _DONE):
+            if status == _ROW and listing is not None:
+                self._list_row(result, listing)
+            elif status in _COPIES:  # libpq gives this result again and again
+                raise psycopg.OperationalError("the server sent a copy")
+            elif last is None or last.status in _DONE:
                 last = result
         if last is None:
             raise psycopg.OperationalError("the server sent no result")
@@ -234,6 +265,28 @@ class PgSession(SqlSession):
                 "PostgreSQL: no synchronous standby confirmed the commit; a failover may lose it", engine=ENGINE
             )
         return last
+
+    def _list_row(self, result: pq.abc.PGresult, listing: Listing) -> None:
+        if result.nfields != 1:
+            raise psycopg.OperationalError("the server sent rows of other columns")
+        value = result.get_value(0, 0) or b""
+        listing.add(value)
+        self.relay.bytes_left += _ROW_SIZE + _VALUE_SIZE + len(value)
+
+    def _take_rows(self, result: pq.abc.PGresult) -> list[Row]:
+        """Gives back no more bytes than a server needs to send the rows."""
+        get, count, columns = result.get_value, result.ntuples, result.nfields
+        if count == 1 == columns and (value := get(0, 0)) is not None:  # most replies
+            self.relay.bytes_left += _ONE_VALUE_SIZE + len(value)
+            return [(value.decode(),)]
+        if columns:
+            self.relay.bytes_left += _REPLY_SIZE + _COLUMN_SIZE * columns
+        rows: list[Row] = []
+        for row in range(count):
+            values = [get(row, column) for column in range(columns)]
+            self.relay.bytes_left += _ROW_SIZE + _VALUE_SIZE * columns + sum(map(len, filter(None, values)))
+            rows.append(tuple([None if value is None else value.decode() for value in values]))
+        return rows
 
     def _on_notice(self, notice: pq.abc.PGresult) -> None:
         """Detect a commit whose wait for a synchronous standby was cancelled: it succeeds, with a warning."""
@@ -261,11 +314,3 @@ _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {str: str.encode, int: b"
 
 def _encode_element(value: str | int) -> str:
     return str(value) if isinstance(value, int) else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def decode_rows(result: pq.abc.PGresult) -> list[Row]:
-    get, columns = result.get_value, range(result.nfields)
-    return [
-        tuple([None if (value := get(row, column)) is None else value.decode() for column in columns])
-        for row in range(result.ntuples)
-    ]

@@ -6,18 +6,23 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
+from collections.abc import Callable, Iterator
+from itertools import chain, groupby
+from operator import attrgetter, itemgetter
 from typing import Any, Final, TypeAlias
 
 from leasehold.core.listing import ListingBudget
 from leasehold.core.lock_state import LockState
 from leasehold.core.names import bucket
 from leasehold.core.queue_entry import COOLING, WAITING, QueueEntry
-from leasehold.model import Claim, Holder, Holding
+from leasehold.model import Claim, Holder, Holding, Kind, Mode
 
 Row: TypeAlias = tuple[Any, ...]
 
 _SECOND: Final = 1_000_000
+# One text for all claims, as a long list needs much memory.
+_KINDS: Final[dict[str, Kind]] = {"lock": "lock", "semaphore": "semaphore"}
+_MODES: Final[dict[str, Mode]] = {"exclusive": "exclusive", "shared": "shared"}
 _MAX_MICROS: Final = 2**60  # 36,000 years: more, added to the current time, would overflow a column
 
 
@@ -34,22 +39,30 @@ def key(claim: Claim) -> tuple[str, int, str, str]:
     return (claim.namespace, bucket(claim.name), claim.name, claim.id_hash)
 
 
-def holdings(namespace: str, rows: list[Row], engine: str) -> list[Holding]:
+def holdings(namespace: str, rows: list[bytes], decode: Callable[[bytes], Row], engine: str) -> list[Holding]:
     """The holdings in the rows of `lh_inspect_v1`: name by name, holders first, then the queue. Takes the rows out of
     the list one by one, as both together may need much memory."""
-    rows.sort(key=itemgetter(0), reverse=True)
+    rows.sort()  # rows of one name come next to each other, because a row begins with it
     found: list[Holding] = []
     budget = ListingBudget(engine)
-    while rows:
-        name, kind, limit, *_, now = rows[-1]
-        lock_state = LockState(seconds(now), kind, int(limit))
-        while rows and rows[-1][0] == name:
-            *_, now = row = rows.pop()
-            add_entry(lock_state, _to_entry(row))
+    for name, rows_of_name in groupby(_decoded(rows, decode), itemgetter(0)):
+        first = next(rows_of_name)
+        _, kind, limit, *_, now = first
+        lock_state = LockState(seconds(now), _KINDS[kind], int(limit))
+        for row in chain([first], rows_of_name):
+            entry = _to_entry(row)
+            budget.spend(name, entry.holder.label, entry.holder.host, entry.holder.purpose)
+            add_entry(lock_state, entry)
         lock_state.waiters.sort()
         lock_state.expire(seconds(now))
-        found += map(budget.spend_holding, lock_state.holdings(namespace, name, seconds(now)))
+        found += lock_state.holdings(namespace, name, seconds(now))
+    found.sort(key=attrgetter("name"))
     return found
+
+
+def _decoded(rows: list[bytes], decode: Callable[[bytes], Row]) -> Iterator[Row]:
+    while rows:
+        yield decode(rows.pop())
 
 
 def _to_entry(row: Row) -> QueueEntry:
@@ -59,7 +72,7 @@ def _to_entry(row: Row) -> QueueEntry:
         id_hash,
         "",
         Holder(label, host, int(pid), purpose),
-        mode,
+        _MODES[mode],
         seconds(delay),
         int(ticket),
         since,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from leasehold.engines.sql.abandoned import AbandonedSessions
 from leasehold.engines.sql.fair_mutex import Caller, FairMutex
@@ -71,7 +71,15 @@ class SerialConnection(ABC):
         `claim`: the claim that attempts. If it is queued, a lost or refused connection is retried, at most until the
         deadline; all other calls fail at once. `first`: other claims wait for what this call does, so it is made before
         the calls that wait for the connection."""
-        return await self._execute(self._statement(verb), values, deadline, claim, large=verb == "inspect", first=first)
+        return await self._execute(self._statement(verb), values, deadline, claim, first=first)
+
+    async def list_rows(self, values: Sequence[Value], deadline: float) -> list[bytes]:
+        """The rows of `inspect`, still encoded: see `Listing`."""
+        return await self._execute(self._statement("inspect"), values, deadline, listed=True)
+
+    @abstractmethod
+    def decode_listed(self, row: bytes) -> Row:
+        """The columns of a row of `list_rows`."""
 
     def decode_reply(self, row: Row) -> Row:
         """The columns of an attempt's reply. Overridden if a server returns them packed into one value."""
@@ -123,14 +131,14 @@ class SerialConnection(ABC):
         deadline: float,
         claim: Claim | None = None,
         *,
-        large: bool = False,
+        listed: bool = False,
         first: bool = False,
-    ) -> list[Row]:
-        """`large`: the reply may have many rows."""
+    ) -> list[Any]:
+        """The rows of the statement; `listed`: still encoded."""
         caller = self._mutex.new_caller()
         try:
             await self._mutex.acquire(caller, deadline, first=first)
-            return await self._execute_with_retries(statement, values, deadline, claim, large)
+            return await self._execute_with_retries(statement, values, deadline, claim, listed)
         finally:
             self._leave(caller, claim)
 
@@ -148,8 +156,8 @@ class SerialConnection(ABC):
             self.close()
 
     async def _execute_with_retries(
-        self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None, large: bool
-    ) -> list[Row]:
+        self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None, listed: bool
+    ) -> list[Any]:
         """A waiter survives a restart of the server: a repeated attempt gets the same answer (E2)."""
         waits = claim is not None and claim.queue
         retry_until = claim.wait_deadline if claim is not None and waits else 0.0
@@ -157,7 +165,7 @@ class SerialConnection(ABC):
         while True:
             try:
                 session = await self._ensure_session(deadline, retry_until)
-                return await self._execute_or_create_schema(session, statement, values, deadline, large)
+                return await self._execute_or_create_schema(session, statement, values, deadline, listed)
             except TransactionConflict as conflict:
                 if self._runtime.now() + _TICK >= deadline:
                     raise Unavailable(f"{self.server_name}: {conflict}", engine=self._engine) from conflict
@@ -173,17 +181,18 @@ class SerialConnection(ABC):
                 ) from error
 
     async def _execute_or_create_schema(
-        self, session: SqlSession, statement: bytes, values: Sequence[Value], deadline: float, large: bool
-    ) -> list[Row]:
+        self, session: SqlSession, statement: bytes, values: Sequence[Value], deadline: float, listed: bool
+    ) -> list[Any]:
+        execute = session.list_rows if listed else session.execute
         try:
-            return await session.execute(statement, values, deadline, large=large)
+            return await execute(statement, values, deadline)
         except SqlServerError as error:
             classified = error.classify()
             if not isinstance(classified, SchemaMissing):
                 raise classified from error
         await self._create_schema(session, deadline)
         try:
-            return await session.execute(statement, values, deadline, large=large)
+            return await execute(statement, values, deadline)
         except SqlServerError as error:
             classified = error.classify()
             raise (self._schema_missing(error) if isinstance(classified, SchemaMissing) else classified) from error

@@ -193,9 +193,9 @@ class SqlEngine:
             raise mismatch(name, "semaphore", limit or 1, "lock", 1)
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
-        rows = await self._connection.call("inspect", (namespace, prefix, exact), deadline)
+        rows = await self._connection.list_rows((namespace, prefix, exact), deadline)
         with self._decoding:
-            return holdings(namespace, rows, self.name)
+            return holdings(namespace, rows, self._connection.decode_listed, self.name)
 
     async def ping(self, deadline: float) -> None:
         await self._connection.ping(deadline)

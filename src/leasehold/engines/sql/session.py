@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
+from leasehold.core.listing import ListingBudget
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 
 _DECODING_ERRORS: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-MAX_REPLY_SIZE: Final = 1 << 20  # bytes: of hundreds of claims
-MAX_LARGE_REPLY_SIZE: Final = 8 << 20  # bytes: `inspect` of some thirty thousand holdings
+_MAX_LISTING: Final = 10 << 20  # bytes of memory: of more claims than a list may have
+_MAX_ROW: Final = 1 << 16  # bytes
+_ROW_COST: Final = 64  # bytes of memory that a row takes beside its text
 
 Row: TypeAlias = "tuple[str | None, ...]"
 Value: TypeAlias = "str | int | bool | Sequence[str] | Sequence[int] | None"
@@ -81,6 +83,22 @@ class Decoding:
             ) from error
 
 
+class Listing:
+    """The rows of a reply that may have many, as they were received: decoded, they take several times as much memory,
+    and short values much more."""
+
+    def __init__(self, engine: str) -> None:
+        self._budget = ListingBudget(engine, _MAX_LISTING)
+        self.rows: list[bytes] = []
+
+    def add(self, row: bytes) -> None:
+        """Raises ListingTooLong, and OSError if Leasehold's procedures give no such row."""
+        if len(row) > _MAX_ROW:
+            raise ConnectionAbortedError("the server sent too long a row")
+        self._budget.spend_bytes(_ROW_COST + len(row))
+        self.rows.append(row)
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseServer:
     """What a session knows about its server."""
@@ -130,13 +148,16 @@ class SqlSession(ABC):
         arrived."""
 
     @abstractmethod
-    async def execute(
-        self, statement: bytes, values: Sequence[Value], deadline: float, *, large: bool = False
-    ) -> list[Row]:
-        """All rows of one statement. A reply of more than 1 MiB, or if `large` 8 MiB, breaks the connection.
+    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+        """All rows of one statement. A reply of more than 256 KiB may break the connection, one of 1.3 MiB does.
 
         Raises `SqlServerError` if the server replied with an error, `SqlConnectionLost` if the connection broke. After
         any other exception the reply was not read, and the session is still busy."""
+
+    @abstractmethod
+    async def list_rows(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[bytes]:
+        """The same of a statement that may have many rows, still encoded. The bound is for what is not a row. Raises
+        ListingTooLong, which breaks the connection as well."""
 
     @abstractmethod
     def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
