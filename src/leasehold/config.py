@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, get_args
 
 from leasehold.core import timing
 from leasehold.core.names import check_namespace
@@ -60,16 +60,33 @@ class Unset:
 UNSET: Final = Unset()
 
 
-class EngineConfig(NamedTuple):
+class _WithSecrets:
+    """Options that contain a password. Not a named tuple: tools that report errors together with local variables, such
+    as Sentry, write a tuple out value by value, whatever its repr shows."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these values changed. All attributes are arguments of the constructor."""
+        return type(self)(**{**vars(self), **changes})
+
+
+class EngineConfig(_WithSecrets):
     """An engine's URL in parts. Only the scheme is ever shown, because the rest may contain a password."""
 
-    url: str
-    scheme: str
-    target: str  # everything between `scheme://` and `?`, decoded
-    options: Mapping[str, str]
-    call_timeout: float = 5.0
-    password: Password | None = None  # of the option `password_file` or of `Client(password=...)`; not that in the URL
-    drift: float = timing.DRIFT
+    def __init__(
+        self,
+        url: str,
+        scheme: str,
+        target: str,
+        options: Mapping[str, str],
+        call_timeout: float = 5.0,
+        password: Password | None = None,
+        drift: float = timing.DRIFT,
+    ) -> None:
+        self.url, self.scheme = url, scheme
+        self.target = target  # everything between `scheme://` and `?`, decoded
+        self.options = options
+        self.call_timeout, self.drift = call_timeout, drift
+        self.password = password  # of the option `password_file` or of `Client(password=...)`; not that in the URL
 
     def __repr__(self) -> str:
         return f"<EngineConfig {self.scheme}://>"
@@ -164,19 +181,25 @@ def parse_yes_no(text: str) -> bool:
     return text == "yes"
 
 
-class ClientOptions(NamedTuple):
+class ClientOptions(_WithSecrets):
     """The arguments of `Client` and `AsyncClient`. A client is pickled as its options."""
 
-    url: str | None = None
-    namespace: str = ""
-    holder: str | None = None
-    ttl: float = 30.0
-    call_timeout: float = 5.0
-    on_event: Hook | None = None
-    max_ttl: float = DAY
-    breaker: bool = False
-    password: PasswordArgument | None = None
-    drift: float = timing.DRIFT
+    def __init__(
+        self,
+        url: str | None = None,
+        namespace: str = "",
+        holder: str | None = None,
+        ttl: float = 30.0,
+        call_timeout: float = 5.0,
+        on_event: Hook | None = None,
+        max_ttl: float = DAY,
+        breaker: bool = False,
+        password: PasswordArgument | None = None,
+        drift: float = timing.DRIFT,
+    ) -> None:
+        self.url, self.namespace, self.holder, self.password = url, namespace, holder, password
+        self.ttl, self.max_ttl, self.call_timeout, self.drift = ttl, max_ttl, call_timeout, drift
+        self.on_event, self.breaker = on_event, breaker
 
     def checked(self) -> ClientOptions:
         check_namespace(self.namespace)
@@ -192,7 +215,7 @@ class ClientOptions(NamedTuple):
         return self
 
     def __repr__(self) -> str:
-        return f"<ClientOptions namespace={self.namespace!r}>"  # the tuple's own repr would show passwords
+        return f"<ClientOptions namespace={self.namespace!r}>"
 
     def engine_config(self) -> EngineConfig:
         url, source = self.url, "the URL"

@@ -79,9 +79,9 @@ class BaseClient:
         config = (
             options.engine_config()
             if engine is None or url is not None
-            else options._replace(url="own://").engine_config()
+            else options.replace(url="own://").engine_config()
         )
-        self._options = options._replace(url=config.url)
+        self._options = options.replace(url=config.url)
         self._picklable = engine is None and runtime is None
         opener = self._engines.opener(config.scheme) if engine is None else engine
         self._core = ClientCore(self._options, config, opener, runtime or type(self)._runtime_type())
@@ -200,7 +200,7 @@ def semaphore_shape(limit: int) -> Shape:
 
 
 def _rebuild(kind: type[BaseClient], options: ClientOptions) -> BaseClient:
-    return kind(**options._asdict())
+    return kind(**vars(options))
 
 
 def _register_for_hooks(core: ClientCore, at_exit: bool) -> None:

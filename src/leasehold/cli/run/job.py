@@ -205,7 +205,7 @@ class RunJob(NamedTuple):
                     signal_queue.close()
                     # Leaving the block releases the lease. A silent engine must not delay the caller, who waits for
                     # CMD: a release that is not confirmed by then leaves the name to its ttl.
-                    client._core.options = client._core.options._replace(call_timeout=RELEASE_TIMEOUT)
+                    client._core.options = client._core.options.replace(call_timeout=RELEASE_TIMEOUT)
             self._check_release(lease)
         finally:
             child.abandon()

@@ -49,5 +49,5 @@ def _build_node(
     if not host:
         raise ConfigError("each node of a redlock:// URL must be HOST:PORT: redlock://host1:6379,host2:6379,host3:6379")
     scheme = "rediss" if use_tls else "redis"
-    node_config = config._replace(url=f"{scheme}://{userinfo}{host}{path}", scheme=scheme, options=options)
+    node_config = config.replace(url=f"{scheme}://{userinfo}{host}{path}", scheme=scheme, options=options)
     return parse_server_as(node_config, RedlockNode)[0]

@@ -68,7 +68,7 @@ def open_store(client: BaseClient, url: str | None) -> ClosableStore:
         return cast(ClosableStore, module.open_on_engine(client, url))
     if url is not None:
         return cast(ClosableStore, module.open(config, core.runtime))
-    config = config._replace(options={name: text for name, text in config.options.items() if name in module.OPTIONS})
+    config = config.replace(options={name: text for name, text in config.options.items() if name in module.OPTIONS})
     return cast(ClosableStore, getattr(module, "open_for_engine", module.open)(config, core.runtime))
 
 
