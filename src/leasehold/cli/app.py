@@ -18,9 +18,17 @@ from leasehold.errors import LeaseholdError, NotAcquired
 
 def start(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         raise_on_signals()
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
+    except Interrupted as interrupted:  # also one that comes while an error is explained
+        return exit_codes.SIGNALLED + interrupted.signum
+    except KeyboardInterrupt:
+        return exit_codes.SIGNALLED + signal.SIGINT
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a name may have characters the locale lacks
         if (run := quick.understood(arguments)) is not None:
@@ -36,10 +44,6 @@ def start(arguments: Sequence[str] | None = None) -> int:
         _print_traceback()
         say(str(error))
         return exit_codes.code_for(error)
-    except Interrupted as interrupted:
-        return exit_codes.SIGNALLED + interrupted.signum
-    except KeyboardInterrupt:
-        return exit_codes.SIGNALLED + signal.SIGINT
     except PermissionError as denied:
         _print_traceback()
         say(f"not permitted: {denied}")

@@ -335,3 +335,17 @@ raise_on_signals()
 """
     done = subprocess.run([sys.executable, "-c", program, when], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{signal.SIGTERM.value}\n", "")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signal_while_an_error_is_explained_ends_the_program_quietly(name):
+    """A usage error loads click first, which takes longer than anything else in such a call."""
+    program = """
+import os, signal, sys
+from leasehold.cli import app, program
+
+program.explain = lambda error: os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+raise SystemExit(app.start(["run", "job"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.Signals[name], "", "")
