@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from leasehold.cli import exit_codes, quick, render
 from leasehold.cli.console import discard_stdout, say, write_stderr
-from leasehold.cli.run.signals import Interrupted, raise_on_signals
+from leasehold.cli.run.signals import Interrupted, held_back, raise_on_signals
 from leasehold.errors import LeaseholdError, NotAcquired
 
 
@@ -31,9 +31,12 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a name may have characters the locale lacks
-        if (run := quick.understood(arguments)) is not None:
+        with held_back():
+            run = quick.understood(arguments)
+        if run is not None:
             return run()
-        from leasehold.cli.program import leasehold  # and with it click
+        with held_back():
+            from leasehold.cli.program import leasehold  # and with it click
 
         code = leasehold.main(arguments, prog_name="leasehold", standalone_mode=False)
         return code if isinstance(code, int) else exit_codes.OK

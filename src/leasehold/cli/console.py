@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from leasehold import telemetry
 from leasehold.blocking import Client
 from leasehold.cli.option import Option, Options, bad_value, choice
-from leasehold.cli.run.signals import Interrupted
+from leasehold.cli.run.signals import Interrupted, held_back
 from leasehold.config import URL_VARIABLE
 from leasehold.core import timing
 from leasehold.core.names import check_namespace
@@ -79,7 +79,8 @@ class Console(NamedTuple):
         drift: float = timing.DRIFT,
     ) -> Client:
         """The client of this command. `in_process`: allow an engine whose locks no other process sees."""
-        client = Client(self.url, namespace=self.namespace, ttl=ttl, on_event=on_event, drift=drift)
+        with held_back():  # it loads the engine
+            client = Client(self.url, namespace=self.namespace, ttl=ttl, on_event=on_event, drift=drift)
         if client._core.config.scheme == "memory" and not in_process:
             client.close()
             raise ConfigError(

@@ -13,6 +13,7 @@ import click
 
 from leasehold.cli import exit_codes
 from leasehold.cli.console import GLOBAL_OPTIONS, Console, use_color
+from leasehold.cli.run.signals import held_back
 
 WIDTH = 100
 
@@ -113,7 +114,8 @@ class Group(Command, click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands and cmd_name in self._lazy_commands:
             module, _, attribute = self._lazy_commands[cmd_name].partition(":")
-            self.commands[cmd_name] = getattr(import_module(module), attribute)
+            with held_back():
+                self.commands[cmd_name] = getattr(import_module(module), attribute)
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(

@@ -349,3 +349,65 @@ raise SystemExit(app.start(["run", "job"]))
 """
     done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.Signals[name], "", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("leasehold.cli.run.job", []),
+        ("leasehold.cli.program", ["-v"]),
+        ("leasehold.cli.run.command", ["-v"]),
+        ("leasehold.engines.sqlite.engine", []),
+    ],
+)
+def test_signal_while_a_module_is_loaded_is_not_forgotten(module, options, shell):
+    """Python drops what a handler raises in a finalizer or in a callback of a weak reference, which imports have."""
+    program = """
+import os, signal, sys
+from leasehold.cli.app import start
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(100):  # here Python calls the handler, if the signal is not held back
+            pass
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            Finalized()
+
+sys.meta_path.insert(0, Finder())
+raise SystemExit(start(sys.argv[2:]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, module, "run", *options, "j", "--", "echo", "ran"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=shell.folder,
+        env=shell.environment,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
+
+
+def test_signal_that_python_drops_ends_the_program_before_a_child_starts():
+    program = """
+import os, signal
+from leasehold.cli.run.signals import Interrupted, SignalQueue, raise_on_signals
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+raise_on_signals()
+Finalized()
+queue = SignalQueue()
+try:
+    queue.open()
+except Interrupted as interrupted:
+    print(interrupted.signum)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{signal.SIGTERM.value}\n")
+    assert done.stderr.startswith("Exception ignored in: <function Finalized.__del__")

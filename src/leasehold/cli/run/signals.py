@@ -39,18 +39,24 @@ def raise_on_signals() -> None:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # ignored by `nohup`, and for background jobs of a script
             signal.signal(signum, _raise)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would hide the child's exit status
-    if _late:
-        raise Interrupted(_late.pop(0))
+    _raise_kept()
 
 
 def _raise(signum: int, _frame: FrameType | None) -> None:
+    _kept.append(signum)  # Python drops what is raised in a finalizer: then the program ends before CMD starts
     raise Interrupted(signum)
+
+
+def _raise_kept() -> None:
+    if _kept:
+        raise Interrupted(_kept.pop(0))
 
 
 @contextmanager
 def held_back() -> Iterator[set[int | signal.Signals]]:
-    """Signals that ask the program to end arrive only afterwards. Python calls hooks around a fork, and drops what a
-    handler raises in one. Gives the mask to restore in the child, which a program would inherit."""
+    """Signals that ask the program to end arrive only afterwards. For forks, and while modules are loaded: Python calls
+    hooks then, and drops what a handler raises in one. Gives the mask to restore in a child, which a program would
+    inherit."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATING)
     try:
         yield mask
@@ -67,6 +73,8 @@ class SignalQueue:
         self._writer.setblocking(False)
 
     def open(self) -> None:
+        """Raises `Interrupted` if a signal has arrived that was to end the program, and did not."""
+        _raise_kept()
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for signum in (*FORWARDED_TO_GROUP, *FORWARDED_TO_CHILD, *HANDLED_HERE):
             if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -79,7 +87,7 @@ class SignalQueue:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _keep)
         signal.set_wakeup_fd(-1)
-        _late.extend(signum for signum in self.read(0.0) if signum in TERMINATING)
+        _kept.extend(signum for signum in self.read(0.0) if signum in TERMINATING)
         self._reader.close()
         self._writer.close()
 
@@ -99,11 +107,11 @@ class SignalQueue:
             return []
 
 
-_late: Final[list[int]] = []
+_kept: Final[list[int]] = []
 
 
 def _keep(signum: int, _frame: FrameType | None) -> None:
-    _late.append(signum)
+    _kept.append(signum)
 
 
 def _already_queued(_signum: int, _frame: FrameType | None) -> None:
