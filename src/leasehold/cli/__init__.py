@@ -16,6 +16,7 @@ advise.py  docs.py  completion.py     whether a lock is needed; the documentatio
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 
 
@@ -26,6 +27,8 @@ def main() -> None:
             "leasehold: this program needs Linux or macOS. On Windows the package works with memory://, redis://, "
             "etcd:// and lock servers: import leasehold"
         )
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `start`: nothing to undo, so no traceback either
     from leasehold.cli.app import start
 
     code = start()

@@ -391,6 +391,24 @@ raise SystemExit(start(sys.argv[2:]))
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signal_at_the_very_start_ends_the_program_without_traceback(name):
+    program = """
+import os, signal, sys
+from leasehold.cli import main
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "leasehold.cli.app":
+            os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+
+sys.meta_path.insert(0, Finder())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.Signals[name], "", "")
+
+
 def test_signal_that_python_drops_ends_the_program_before_a_child_starts():
     program = """
 import os, signal
