@@ -171,6 +171,37 @@ def test_connection_goes_first_to_callers_that_others_wait_for() -> None:
     assert asyncio.run(main()) == ["release", "claim", "join", "another join"]
 
 
+def test_callers_that_come_first_let_the_others_have_turns() -> None:
+    """On a lock server, a client that released claims without end kept the renewals of all others from being sent."""
+
+    async def main() -> list[str]:
+        runtime, order = Loop(), list[str]()
+        mutex = FairMutex(runtime, "engine")
+
+        async def use(name: str, first: bool) -> None:
+            caller = mutex.new_caller()
+            try:
+                await mutex.acquire(caller, runtime.now() + 60, first=first)
+                order.append(name)
+                await asyncio.sleep(0)
+            finally:
+                mutex.release(caller)
+
+        async def flood() -> None:
+            while order.count("renewal") < 2 and len(order) < 100:
+                await use("release", True)
+
+        floods = [asyncio.create_task(flood()) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*floods, use("renewal", False), use("renewal", False))
+        assert mutex.is_free
+        return order
+
+    first, second = (number for number, name in enumerate(asyncio.run(main())) if name == "renewal")
+    assert first < 10
+    assert second == first + 5
+
+
 def make_claim(secret: str, token: int = 0) -> Claim:
     return Claim("", "job", secret, hash_id(secret), Holder(secret), 60.0, token=token)
 

@@ -1,6 +1,7 @@
 """A mutex for one connection or one claim: callers get it in order of arrival, and none waits beyond its deadline.
 
-Callers that others wait for may come first, in order of their arrival.
+Callers that others wait for may come first, in order of their arrival. After a few of them, one of the other callers
+has its turn.
 
 caller = mutex.new_caller()
 try:
@@ -14,9 +15,12 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from typing import Final
 
 from leasehold.errors import Reentered, Unavailable
 from leasehold.runtime.base import Mutex, Runtime, Signal
+
+_MAX_OVERTAKING: Final = 4  # calls: a hand-over takes two of them, and one that may be overtaken, the join
 
 
 class Caller:
@@ -38,6 +42,7 @@ class FairMutex:
         self._mutex: Mutex = self._runtime.mutex()
         self._waiting_first: deque[Caller] = deque()
         self._waiting: deque[Caller] = deque()
+        self._overtaking = 0  # how many came first in a row while others waited
         self._current: Caller | None = None
 
     @property
@@ -51,8 +56,8 @@ class FairMutex:
         return Caller(self._runtime)
 
     async def acquire(self, caller: Caller, deadline: float, *, first: bool = False) -> None:
-        """`first`: before the callers that are not. For calls that an earlier call of another caller made possible: so
-        they cannot keep those callers waiting for ever."""
+        """`first`: before the callers that are not, but for one in five turns. Else many first callers could keep the
+        others waiting past their deadlines: renewals too, on a lock server that a client floods with releases."""
         with self._mutex:
             if self._current is None:
                 self._current = caller
@@ -74,7 +79,13 @@ class FairMutex:
                     with suppress(ValueError):
                         queue.remove(caller)
                 return
-            queue = self._waiting_first or self._waiting
-            self._current = queue.popleft() if queue else None
+            self._current = self._next()
             if self._current is not None and self._current.signal is not None:
                 self._current.signal.set()
+
+    def _next(self) -> Caller | None:
+        if self._waiting_first and (not self._waiting or self._overtaking < _MAX_OVERTAKING):
+            self._overtaking = self._overtaking + 1 if self._waiting else 0
+            return self._waiting_first.popleft()
+        self._overtaking = 0
+        return self._waiting.popleft() if self._waiting else None
