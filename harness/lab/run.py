@@ -200,6 +200,7 @@ class Run:
         try:
             yield
         finally:
+            contender.between = False  # as far as the lab knows: its lease may be over
             contender.process.send_signal(signal.SIGCONT)
             self.recording.pauses.append((contender.name, began, now()))
 

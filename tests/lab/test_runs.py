@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.lab.contender import now
 from harness.lab.expectations import Expectation
 from harness.lab.faults import FAULTS
 from harness.lab.run import Run
@@ -72,6 +73,23 @@ def test_lock_that_does_not_exclude_is_found():
     verdict = Run(Split(), FAULTS["client-kill"], Expectation(), seconds=1.0).execute()
     assert any("exclusion" in violation for violation in verdict.violations)
     assert len({event.process for event in verdict.bad_part}) == 2
+
+
+@pytest.mark.extended
+def test_contender_that_was_killed_after_a_pause_broke_no_promise():
+    """The lab took it for the holder, until it reported that its lease was lost."""
+
+    def pause_and_kill(run: Run) -> float:
+        victim, paused_at = run.long_holder(), now()
+        with run.pause(victim):
+            run.await_write(other_than=victim, since=paused_at)
+        run.kill(run.long_holder(among=[victim]))
+        run.start_contender()
+        return now()
+
+    fault = FAULTS["client-pause"]._replace(inject=pause_and_kill)
+    verdict = Run(Sqlite(), fault, Expectation(), seconds=1.0).execute()
+    assert verdict.violations == []
 
 
 @pytest.mark.parametrize(
