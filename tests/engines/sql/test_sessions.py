@@ -4,7 +4,6 @@ none."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from sys import getsizeof
 from typing import Any
 
@@ -25,7 +24,7 @@ from leasehold.engines.sql.session import (
     Row,
     SessionState,
     SqlSession,
-    Value,
+    Values,
 )
 from leasehold.errors import ListingTooLong
 from leasehold.model import Claim, Grant, Holder
@@ -45,13 +44,13 @@ class StubSession(SqlSession):
     def usable(self) -> bool:
         return self.state is IDLE
 
-    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+    async def execute(self, statement: bytes, values: Values, deadline: float) -> list[Row]:
         return []
 
-    async def list_rows(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[bytes]:
+    async def list_rows(self, statement: bytes, values: Values, deadline: float) -> list[bytes]:
         return []
 
-    def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
+    def _send_last(self, statement: bytes, values: Values) -> None:
         self.sent.append(statement)
 
     def _close_our_side(self) -> DrainingSocket | None:

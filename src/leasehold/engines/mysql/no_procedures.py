@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from leasehold.engines.mysql.connection import MyConnection
 from leasehold.engines.mysql.session import literal
-from leasehold.engines.sql.session import Row, Value
+from leasehold.engines.sql.session import Row, Value, Values
 from leasehold.model import Claim
 
 _KEY: Final = ("namespace", "bucket", "name", "id_hash")
@@ -61,23 +61,17 @@ def _load_sections() -> dict[str, str]:
 
 class NoProceduresConnection(MyConnection):
     async def call(
-        self,
-        verb: str,
-        values: Sequence[Value],
-        deadline: float,
-        claim: Claim | None = None,
-        *,
-        first: bool = False,
+        self, verb: str, values: Values, deadline: float, claim: Claim | None = None, *, first: bool = False
     ) -> list[Row]:
         found: list[Row] = []
         if verb == "attempt" and claim is not None and not claim.queue:  # most attempts find their name free
             found = await self._execute(self._render("attempt_free", values), (), deadline, claim)
         return found or await self._execute(self._render(verb, values), (), deadline, claim, first=first)
 
-    async def list_rows(self, values: Sequence[Value], deadline: float) -> list[bytes]:
+    async def list_rows(self, values: Values, deadline: float) -> list[bytes]:
         return await self._execute(self._render("inspect", values), (), deadline, listed=True)
 
-    def compensate(self, id_hash: str, values: Sequence[Value]) -> None:
+    def compensate(self, id_hash: str, values: Values) -> None:
         self._abandoned.compensate(id_hash, self._render("release", values), ())
 
     def _render(self, verb: str, values: Sequence[Any]) -> bytes:

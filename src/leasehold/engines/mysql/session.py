@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from weakref import finalize
@@ -30,6 +30,7 @@ from leasehold.engines.sql.session import (
     SqlConnectionLost,
     SqlSession,
     Value,
+    Values,
 )
 from leasehold.errors import ListingTooLong
 from leasehold.runtime.base import Runtime
@@ -90,7 +91,7 @@ class MySession(SqlSession):
             return False
         return False  # the server closed the connection, perhaps after an unsolicited error packet
 
-    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+    async def execute(self, statement: bytes, values: Values, deadline: float) -> list[Row]:
         await self.send(statement, values, deadline)
         await self._wait_ready(deadline)  # the reply cannot have arrived yet
         found: list[Row] = []
@@ -100,7 +101,7 @@ class MySession(SqlSession):
             found = found or rows or []
         return found
 
-    async def list_rows(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[bytes]:
+    async def list_rows(self, statement: bytes, values: Values, deadline: float) -> list[bytes]:
         await self.send(statement, values, deadline)
         listing, has_more = Listing(ENGINE), True
         try:
@@ -111,7 +112,7 @@ class MySession(SqlSession):
             raise
         return listing.rows
 
-    async def send(self, statement: bytes, values: Sequence[Value], deadline: float) -> None:
+    async def send(self, statement: bytes, values: Values, deadline: float) -> None:
         """Send a call without waiting for its first result."""
         self.transition(BUSY)
         self._bytes_left, self._values_left = _MAX_REPLY_SIZE, _MAX_REPLY_VALUES
@@ -141,7 +142,7 @@ class MySession(SqlSession):
             self.transition(IDLE)
         return result_set
 
-    def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
+    def _send_last(self, statement: bytes, values: Values) -> None:
         self._unsent += packet(statement, values)  # sent by `_close_our_side`
 
     def _close_our_side(self) -> DrainingSocket | None:
@@ -277,7 +278,7 @@ class MySession(SqlSession):
 # ------------------------------------------------------------------ values
 
 
-def packet(statement: bytes, values: Sequence[Value]) -> bytes:
+def packet(statement: bytes, values: Values) -> bytes:
     """A request: the statement as it is, or, with values, a procedure call with these arguments."""
     query = statement + b"(" + b", ".join(literals(values)) + b")" if values else statement
     body, parts = bytes([_QUERY]) + query, []
@@ -287,7 +288,7 @@ def packet(statement: bytes, values: Sequence[Value]) -> bytes:
     return b"".join(parts)
 
 
-def literals(values: Sequence[Value]) -> list[bytes]:
+def literals(values: Values) -> list[bytes]:
     """SQL literals that do not depend on the server's settings: text in hexadecimal, columns of claims as one JSON."""
     if not isinstance(values[0], list):
         return [(_LITERAL.get(type(value)) or literal)(value) for value in values]

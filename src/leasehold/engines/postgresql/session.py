@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final
@@ -34,6 +34,7 @@ from leasehold.engines.sql.session import (
     SqlServerError,
     SqlSession,
     Value,
+    Values,
 )
 from leasehold.errors import ListingTooLong, Unavailable
 from leasehold.runtime.base import Runtime
@@ -78,7 +79,7 @@ class PgSession(SqlSession):
         relay = self.relay
         return self.state is IDLE and self._pg.status == _OPEN and relay.bytes_left > MIN_LEFT and relay.is_silent()
 
-    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+    async def execute(self, statement: bytes, values: Values, deadline: float) -> list[Row]:
         was_prepared = statement in self._prepared
         try:
             self.transition(BUSY)
@@ -93,7 +94,7 @@ class PgSession(SqlSession):
         with _DECODING:
             return self._take_rows(result)
 
-    async def list_rows(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[bytes]:
+    async def list_rows(self, statement: bytes, values: Values, deadline: float) -> list[bytes]:
         listing = Listing(ENGINE)
         try:
             self.transition(BUSY)
@@ -122,7 +123,7 @@ class PgSession(SqlSession):
         except (psycopg.Error, OSError) as error:
             raise self._connection_lost(error) from error
 
-    def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
+    def _send_last(self, statement: bytes, values: Values) -> None:
         with suppress(psycopg.Error):
             self._send(statement, values)
             self._pg.flush()
@@ -136,7 +137,7 @@ class PgSession(SqlSession):
         finally:
             self._finish()
 
-    def _send(self, statement: bytes, values: Sequence[Value]) -> None:
+    def _send(self, statement: bytes, values: Values) -> None:
         params = [(_ENCODERS.get(type(value)) or encode)(value) for value in values]
         if not self.server.direct:  # a pooler may send the next statement to a session that has not prepared it
             self._pg.send_query_params(statement, params)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
-from leasehold.engines.sql.session import UNANSWERED, SqlSession, Value
+from leasehold.engines.sql.session import UNANSWERED, SqlSession, Values
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
@@ -33,7 +32,7 @@ class AbandonedSessions:
         else:
             self._disconnect(session)
 
-    def compensate(self, id_hash: str, statement: bytes, values: Sequence[Value]) -> None:
+    def compensate(self, id_hash: str, statement: bytes, values: Values) -> None:
         """Send a release behind the claim's attempt, if that has no answer yet. Never waits."""
         if (session := self._unanswered.pop(id_hash, None)) is not None:
             session.send_compensation(statement, values)

@@ -7,7 +7,6 @@ check first: a procedure that exists under its versioned name does what this ver
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Final
 
 from leasehold.engines.sql.abandoned import AbandonedSessions
@@ -21,7 +20,7 @@ from leasehold.engines.sql.session import (
     SqlServerError,
     SqlSession,
     TransactionConflict,
-    Value,
+    Values,
 )
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Claim
@@ -58,13 +57,7 @@ class SerialConnection(ABC):
     def _schema_missing(self, why: object) -> ConfigError: ...
 
     async def call(
-        self,
-        verb: str,
-        values: Sequence[Value],
-        deadline: float,
-        claim: Claim | None = None,
-        *,
-        first: bool = False,
+        self, verb: str, values: Values, deadline: float, claim: Claim | None = None, *, first: bool = False
     ) -> list[Row]:
         """One verb in one round trip: its rows, as text. Raises no driver exception (E9).
 
@@ -73,7 +66,7 @@ class SerialConnection(ABC):
         the calls that wait for the connection."""
         return await self._execute(self._statement(verb), values, deadline, claim, first=first)
 
-    async def list_rows(self, values: Sequence[Value], deadline: float) -> list[bytes]:
+    async def list_rows(self, values: Values, deadline: float) -> list[bytes]:
         """The rows of `inspect`, still encoded: see `Listing`."""
         return await self._execute(self._statement("inspect"), values, deadline, listed=True)
 
@@ -88,7 +81,7 @@ class SerialConnection(ABC):
     async def ping(self, deadline: float) -> None:
         await self._execute(b"select 1", (), deadline)
 
-    def compensate(self, id_hash: str, values: Sequence[Value]) -> None:
+    def compensate(self, id_hash: str, values: Values) -> None:
         """Send a release behind an attempt that has no answer yet, on the same connection. Never waits."""
         self._abandoned.compensate(id_hash, self._statement("release"), values)
 
@@ -127,7 +120,7 @@ class SerialConnection(ABC):
     async def _execute(
         self,
         statement: bytes,
-        values: Sequence[Value],
+        values: Values,
         deadline: float,
         claim: Claim | None = None,
         *,
@@ -156,7 +149,7 @@ class SerialConnection(ABC):
             self.close()
 
     async def _execute_with_retries(
-        self, statement: bytes, values: Sequence[Value], deadline: float, claim: Claim | None, listed: bool
+        self, statement: bytes, values: Values, deadline: float, claim: Claim | None, listed: bool
     ) -> list[Any]:
         """A waiter survives a restart of the server: a repeated attempt gets the same answer (E2)."""
         waits = claim is not None and claim.queue
@@ -181,7 +174,7 @@ class SerialConnection(ABC):
                 ) from error
 
     async def _execute_or_create_schema(
-        self, session: SqlSession, statement: bytes, values: Sequence[Value], deadline: float, listed: bool
+        self, session: SqlSession, statement: bytes, values: Values, deadline: float, listed: bool
     ) -> list[Any]:
         execute = session.list_rows if listed else session.execute
         try:

@@ -28,6 +28,7 @@ _ROW_COST: Final = 64  # bytes of memory that a row takes beside its text
 
 Row: TypeAlias = "tuple[str | None, ...]"
 Value: TypeAlias = "str | int | bool | Sequence[str] | Sequence[int] | None"
+Values: TypeAlias = "Sequence[Value]"
 
 
 class SchemaMissing(Exception):
@@ -148,19 +149,19 @@ class SqlSession(ABC):
         arrived."""
 
     @abstractmethod
-    async def execute(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[Row]:
+    async def execute(self, statement: bytes, values: Values, deadline: float) -> list[Row]:
         """All rows of one statement. A reply of more than 256 KiB may break the connection, one of 1.3 MiB does.
 
         Raises `SqlServerError` if the server replied with an error, `SqlConnectionLost` if the connection broke. After
         any other exception the reply was not read, and the session is still busy."""
 
     @abstractmethod
-    async def list_rows(self, statement: bytes, values: Sequence[Value], deadline: float) -> list[bytes]:
+    async def list_rows(self, statement: bytes, values: Values, deadline: float) -> list[bytes]:
         """The same of a statement that may have many rows, still encoded. The bound is for what is not a row. Raises
         ListingTooLong, which breaks the connection as well."""
 
     @abstractmethod
-    def _send_last(self, statement: bytes, values: Sequence[Value]) -> None:
+    def _send_last(self, statement: bytes, values: Values) -> None:
         """Send one more statement behind the unanswered one. Never waits, and raises nothing."""
 
     @abstractmethod
@@ -178,7 +179,7 @@ class SqlSession(ABC):
     def after_fork(self) -> None:
         """In a forked child: drop the session without sending a byte, because the connection is the parent's."""
 
-    def send_compensation(self, statement: bytes, values: Sequence[Value]) -> None:
+    def send_compensation(self, statement: bytes, values: Values) -> None:
         """Send a release behind the unanswered attempt, which it cannot overtake, and hang up."""
         self._send_last(statement, values)
         self.disconnect()
