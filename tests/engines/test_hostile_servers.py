@@ -255,7 +255,7 @@ def test_many_items_take_a_bounded_part_of_the_memory(make_case, engine) -> None
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("engine", ["mysql", "postgresql"], indirect=True)
+@pytest.mark.parametrize("engine", first_tier(["mysql", "postgresql"], ["postgresql"]), indirect=True)
 def test_forged_rows_take_a_bounded_part_of_the_memory(make_case, engine) -> None:
     """Each in a process of its own, because what is freed may stay a part of the process."""
     grown = {}
