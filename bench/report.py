@@ -41,10 +41,9 @@ SERVERS: Final = {
 }
 
 READING: Final = """\
-How to read it: the cases of a table are measured in turns within each round, and a ratio is taken per round against
-the first case of the table. The median over rounds and the range of eight rounds in ten are shown. Times in
-microseconds are for orientation: on another machine they are others, the ratios much less so. Where another package is
-faster it says so.
+How to read it: within each round the cases of a table are measured in turns, and each ratio compares a case with the
+first case of the table in the same round. The tables show the median of the rounds and the range of eight rounds in
+ten. Times in microseconds are for orientation: they differ from machine to machine, the ratios much less.
 """
 
 
