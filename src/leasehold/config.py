@@ -241,7 +241,7 @@ class LockArguments(TypedDict, total=False):
     on_unavailable: OnUnavailable  # if the engine does not answer: raise, wait, or run without any guarantee
     group: str | None  # the label `group` of its metrics; None: the name without its ids
     strict: bool  # the lease is lost at the first renewal that fails or is overdue, instead of AT_RISK
-    on_deadlock: OnDeadlock  # if waiting for it is a deadlock: wait on, or search for deadlocks and raise
+    on_deadlock: OnDeadlock  # if waiting for it is a deadlock: keep waiting, or search for deadlocks and raise
 
 
 # Arguments of other lock libraries, and ours for the same.

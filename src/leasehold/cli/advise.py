@@ -88,7 +88,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
     ),
     "damage": Tool(
         "a lock and a fence",
-        "no lock stops a holder that is paused and then writes late; the resource refuses it by its token",
+        "no lock stops a holder that is paused and then writes late; the resource can refuse its older token",
         "with client.lock('stock') as lease: fence.write(lease, data)",
         "fencing",
         engine=True,

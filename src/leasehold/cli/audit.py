@@ -70,7 +70,8 @@ def _anchor(value: str) -> tuple[int, str]:
     type=_anchor,
     multiple=True,
     metavar="SEQ:HASH",
-    help="A record that must be there, with this hash (at least its first 8 digits), from the log. May be repeated.",
+    help="Number and hash (at least its first 8 digits) of a record that must be there. The writer of the file logs "
+    "such anchors. May be repeated.",
 )
 @pass_console
 def verify_command(

@@ -454,7 +454,10 @@ def mismatch(name: str, kind: Kind, limit: int, found_kind: Kind, found_limit: i
     """The error of a claim of one kind on a name of another kind."""
     advice = ""
     if kind == "lock":
-        advice = "use one kind for a name, or wait until it is idle; a name whose limit was set stays a semaphore"
+        advice = (
+            "use one kind for a name, or wait until it is idle; a name whose limit was set stays a semaphore until the "
+            "limit is removed (set_limit(name, None) or `leasehold resize --unset`)"
+        )
     return Mismatch(
         name, wanted=describe_kind(kind, limit), found=describe_kind(found_kind, found_limit), advice=advice
     )

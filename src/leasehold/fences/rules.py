@@ -112,8 +112,8 @@ def raise_stale(
 
 def on_event(hook: Hook | None) -> None:
     """Call `hook` with an event `stale_token` for every token that a fence or middleware of this process refuses, on
-    the thread of the refused caller. None: no longer. If the client of the refused lease has the very same hook, the
-    hook gets one event, the client's."""
+    the thread of the refused caller. None: remove the hook. If the client of the refused lease has the very same
+    hook, the hook gets one event, the client's."""
     global _hook
     if hook is not None and not callable(hook):
         raise ConfigError("on_event takes a function that takes one event, or None")

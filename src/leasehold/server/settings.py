@@ -369,7 +369,12 @@ SETTINGS: Final = (
     Setting("auth.keys", _path, "File of API keys, made by `leasehold serve key create`.", "FILE", word="keys"),
     Setting("tls.cert", _path, "Certificate chain of the server, PEM.", "FILE"),
     Setting("tls.key", _path, "Private key of the certificate, PEM. Default: in the file of the certificate.", "FILE"),
-    Setting("tls.client_ca", _path, "Authorities of client certificates, PEM. Callers are then asked for one.", "FILE"),
+    Setting(
+        "tls.client_ca",
+        _path,
+        "Authorities of client certificates, PEM. Callers may then authenticate with one.",
+        "FILE",
+    ),
     Setting("limits.connections", _COUNT, "Open connections; further ones get the answer 503 and are closed.", "N"),
     Setting("limits.connections_per_key", _COUNT_OR_NONE, "The same, for one API key. 0: no limit.", "N"),
     Setting("limits.calls", _COUNT, "Calls to the engine in progress.", "N"),

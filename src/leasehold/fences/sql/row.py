@@ -138,7 +138,7 @@ class SQLFence(_BaseSQLFence):
         run_sync(self._create())
 
     def claim(self, lease: LeaseLike) -> None:
-        """Raise the highest token as the first statement of your own transaction; it is committed with it. After
+        """Raise the highest token as the first statement of your own transaction, which commits the token, too. After
         `StaleToken`, roll back. It must be the first, because MySQL at repeatable read repeats earlier reads."""
         run_sync(self._claim(lease))
 
