@@ -208,3 +208,13 @@ def alive(pid: int) -> bool:
 @pytest.fixture
 def is_alive() -> Callable[[int], bool]:
     return alive
+
+
+@pytest.fixture
+def planted_modules(tmp_path, monkeypatch) -> Path:
+    """The working directory has a package of our name, which creates this file when it is imported."""
+    folder, trace = tmp_path / "public", tmp_path / "imported"
+    (folder / "leasehold").mkdir(parents=True)
+    (folder / "leasehold" / "__init__.py").write_text(f"open({str(trace)!r}, 'w')")
+    monkeypatch.chdir(folder)
+    return trace

@@ -286,3 +286,11 @@ def test_demo_without_redis_package_says_how_to_install_it(shell, hide_redis):
     done = shell("demo", "failover", **hide_redis)
     assert done.returncode == 78
     assert 'pip install "leasehold[redis]"' in done.stderr
+
+
+def test_processes_of_a_demo_take_no_module_from_the_working_directory(planted_modules):
+    """Another user may have put it there: /tmp is a usual place to try something."""
+    with DemoRunner("race", None, lambda *_: None, size=None, verbose=False) as runner:
+        worker = runner.start("adder", "A", file=runner.path("counter"), rounds=0, lock="no lock")
+        runner.wait_for_all([worker], "ready")
+    assert not planted_modules.exists()

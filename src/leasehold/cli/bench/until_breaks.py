@@ -54,7 +54,8 @@ def client_processes(
             facts = {"url": url, "namespace": namespace, "prefix": f"{prefix}{number}/", "parent": os.getpid()}
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "leasehold.cli.bench.load_worker"],
+                    # -P: no modules from the working directory, where other users may have put some
+                    [sys.executable, "-P", "-m", "leasehold.cli.bench.load_worker"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

@@ -146,7 +146,8 @@ class DemoRunner:
             "parent": os.getpid(),
         }
         all_facts |= facts
-        argv = [sys.executable, "-m", "leasehold.cli.demo.worker", self._demo_name, role]
+        # -P: without it, Python would take modules from the working directory, where other users may have put some.
+        argv = [sys.executable, "-P", "-m", "leasehold.cli.demo.worker", self._demo_name, role]
         environment = os.environ | {FACTS_VARIABLE: json.dumps(all_facts)}  # not in argv: `ps` would show the URL
         errors = None if self._verbose else subprocess.DEVNULL
         process = subprocess.Popen(  # noqa: S603  # this interpreter, with fixed arguments
