@@ -1,5 +1,6 @@
 """`audit verify`, `audit show`, `history`, and the options that write audit files."""
 
+import gzip
 import json
 import os
 import re
@@ -267,3 +268,29 @@ def test_history_takes_any_source_and_any_order_of_ends():
     assert (grant.end, grant.granted_at) == ("lost", None)
     (grant,) = past_grants(FromServer(record("stale_token", token=3)), "", "a")
     assert (grant.end, grant.refused) == (None, 1)
+
+
+# --------------------------------------------------------------- hostile files
+
+
+@pytest.mark.parametrize("command", ["audit show", "audit verify", "history job"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_file_that_may_never_end_is_refused(shell, tmp_path, command, kind):
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "audit.jsonl")
+    else:
+        (tmp_path / "audit.jsonl").symlink_to("/dev/zero")
+    done = shell(*command.split(), "audit.jsonl", seconds=20)
+    assert (done.returncode, done.stderr) == (
+        78,
+        "leasehold: audit.jsonl is not a regular file: name an audit file\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["audit show", "history job"])
+@pytest.mark.parametrize("content", [b"text", gzip.compress(b"{}\n" * 100)[:-9]], ids=["other", "cut short"])
+def test_damaged_packed_file_is_78_and_names_the_file(shell, tmp_path, command, content):
+    (tmp_path / "audit.jsonl.gz").write_bytes(content)
+    done = shell(*command.split(), "audit.jsonl.gz")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "audit.jsonl.gz cannot be read to its end" in done.stderr

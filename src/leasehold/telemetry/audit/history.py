@@ -8,6 +8,7 @@ from datetime import datetime
 from heapq import merge
 from typing import Any, Literal, TypeAlias
 
+from leasehold.errors import ConfigError
 from leasehold.telemetry.audit.chain import decode
 from leasehold.telemetry.audit.verify import find_files, read_file, sort_files
 
@@ -39,9 +40,14 @@ class PastGrant:
 
 def _read_chain(paths: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     for path in paths:
-        for line in read_file(path):
-            if (record := decode(line.text)) is not None:
-                yield record.fields
+        try:
+            for line in read_file(path):
+                if (record := decode(line.text)) is not None:
+                    yield record.fields
+        except PermissionError:
+            raise
+        except OSError as error:  # such as a damaged gzip
+            raise ConfigError(f"{path} cannot be read to its end: {error.strerror or error}") from None
 
 
 class AuditFiles:

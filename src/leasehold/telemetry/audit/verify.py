@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -88,9 +89,15 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def read_file(path: str) -> Iterator[Line]:
-    """The lines of a file. Raises OSError."""
-    with cast(IO[bytes], gzip.open(path)) if path.endswith(".gz") else open(path, "rb") as file:
-        yield from read_lines(file)
+    """The lines of a file. Raises OSError; ConfigError if it is a device or a pipe, which may never end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ConfigError(f"{path} is not a regular file: name an audit file")
+        if path.endswith(".gz"):
+            with gzip.open(file) as unpacked:
+                yield from read_lines(cast(IO[bytes], unpacked))
+        else:
+            yield from read_lines(file)
 
 
 def sort_files(paths: Iterable[str]) -> list[list[str]]:
