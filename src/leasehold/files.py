@@ -195,6 +195,19 @@ def open_folder(path: str, *, private: bool = False) -> Folder:
         raise
 
 
+def make_folders(path: str, *, private: bool = True) -> None:
+    """Create what is missing of a folder and the folders above it, for this user only. `os.makedirs` would make those
+    above public, and follow links of other users. Raises ConfigError, for `private` also NotPrivate: nothing is created
+    in a folder of another user, who could neither use nor remove it."""
+    if not os.path.isdir(path):
+        parent_path, name = os.path.split(path)
+        make_folders(parent_path, private=private)
+        with open_folder(parent_path) as parent, suppress(FileExistsError):
+            if private:
+                _check_private(parent, is_last=False)
+            os.mkdir(name, 0o700, dir_fd=parent.fd)
+
+
 def resolve(path: str) -> str:
     """The absolute path of a file, after following symbolic links that no other user can change. Raises ConfigError for
     other links."""

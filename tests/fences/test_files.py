@@ -342,3 +342,26 @@ def test_folder_of_tokens_that_another_user_made_is_refused(tmp_path):
     os.chown(tmp_path / "marks", STRANGER, STRANGER)
     with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
         fences.FileTokens(tmp_path / "marks")
+
+
+@needs_root
+def test_link_of_another_user_to_a_folder_of_tokens_is_refused(tmp_path):
+    """The user who made it would choose where highest tokens are kept, and forgotten after the next restart."""
+    public = tmp_path / "run-lock"
+    public.mkdir()
+    public.chmod(0o1777)
+    for name in ("tokens", "folder"):
+        (public / name).symlink_to(tmp_path / "elsewhere")
+        os.lchown(public / name, STRANGER, STRANGER)
+    for path in (public / "tokens", public / "folder" / "tokens"):
+        with pytest.raises(ConfigError, match=f"is a symbolic link that user {STRANGER} could change"):
+            fences.FileTokens(path)
+    assert os.listdir(tmp_path) == ["run-lock"]
+
+
+def test_folder_of_tokens_is_created_also_behind_an_own_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    fences.FileTokens(tmp_path / "link" / "tokens")
+    fences.FileTokens(tmp_path / "link" / "tokens")
+    assert stat.S_IMODE((tmp_path / "real" / "tokens").stat().st_mode) == 0o700

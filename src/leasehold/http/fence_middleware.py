@@ -18,11 +18,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeAlias
 
+from leasehold import files
 from leasehold.config import Duration, check_seconds
 from leasehold.errors import ConfigError, StaleToken
 from leasehold.fences.rules import NO_TOKEN, TokenInfo, check_token, report_refusal
 from leasehold.fences.token_file import TokenFile, unlock
-from leasehold.files import open_folder
 from leasehold.http import headers
 from leasehold.http.responses import (
     Document,
@@ -92,9 +92,9 @@ class FileTokens:
     time for each resource."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = os.path.realpath(folder)
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        open_folder(self._folder, private=True).close()  # refuses one that another user made or could replace
+        self._folder = files.resolve(os.fspath(folder))
+        files.make_folders(self._folder)
+        files.open_folder(self._folder, private=True).close()  # refuses one that another user made or could replace
 
     def enter(self, resource: str, token_info: TokenInfo) -> LeaveCallback | None:
         """Admit one request at a time for each resource."""

@@ -215,13 +215,26 @@ def test_folder_through_a_link_of_another_user_is_refused(shared_folder, tmp_pat
 
 @needs_root
 def test_state_directory_of_another_user_is_refused(tmp_path, monkeypatch) -> None:
-    """`sudo` may keep HOME: root would use a file that the user can replace."""
+    """`sudo` may keep HOME: root would use a file that the user can replace. It left folders of root's in HOME, which
+    the user could neither use nor remove."""
     monkeypatch.delenv("LEASEHOLD_URL", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
     (tmp_path / "home").mkdir()
     os.chown(tmp_path / "home", STRANGER, STRANGER)
     with Client() as client, pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
         client.ping()
+    assert os.listdir(tmp_path / "home") == []
+
+
+def test_state_directory_is_created_in_a_folder_for_all(shared_folder, monkeypatch) -> None:
+    """Such as /tmp: the sticky bit keeps other users from replacing what is created there."""
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(shared_folder / "own" / "state"))
+    with Client() as client:
+        client.ping()
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (shared_folder / "own", shared_folder / "own/state")} == {
+        0o700
+    }
 
 
 @needs_root

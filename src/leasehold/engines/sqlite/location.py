@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from leasehold.errors import ConfigError, Unavailable
-from leasehold.files import TEMPORARY_PREFIX, Folder, NotPrivate, open_folder
+from leasehold.files import TEMPORARY_PREFIX, Folder, NotPrivate, make_folders, open_folder
 
 # On these, locks do not work, or are not visible to every machine that can write the file.
 _REMOTE_FILESYSTEMS: Final = frozenset(
@@ -168,25 +168,22 @@ def prepare(path: str, trust_folder: bool = False) -> str:
     if len(os.fsencode(name)) > 240 or len(os.fsencode(os.path.realpath(path))) > 490:
         # room for `-journal`; SQLite's own limit is 512
         raise ConfigError(f"{path} is too long a path for SQLite: choose a shorter one")
-    with _mapped_errors(path):
-        if folder_path == os.path.abspath(os.path.expanduser(_default_folder())):
-            _make_folders(folder_path)
-        with _open_folder(path, private=not trust_folder) as folder:
-            if kind := remote_filesystem(folder.path):
-                raise ConfigError(
-                    f"{folder_path} is on a network or shared file system ({kind}), where SQLite's locks are not "
-                    "reliable: choose a path on a local disk, or an engine for several machines"
-                )
-            for suffix in ("", *_COMPANIONS):
-                if (found := folder.find(name + suffix)) is not None:
-                    folder.check_file(name + suffix, found)
-                    if suffix and found.st_nlink > 1:  # SQLite would write into the file that has the other name
-                        raise ConfigError(f"{path}{suffix} has a second name (a hard link): remove this one")
-            if folder.find(name) is None:
-                with _removing_leftovers(folder, name):
-                    _create(folder, name)
-            _refuse_second_names(folder, name)
-            return os.path.join(folder.path, name)
+    with _mapped_errors(path), _open_folder(path, private=not trust_folder) as folder:
+        if kind := remote_filesystem(folder.path):
+            raise ConfigError(
+                f"{folder_path} is on a network or shared file system ({kind}), where SQLite's locks are not "
+                "reliable: choose a path on a local disk, or an engine for several machines"
+            )
+        for suffix in ("", *_COMPANIONS):
+            if (found := folder.find(name + suffix)) is not None:
+                folder.check_file(name + suffix, found)
+                if suffix and found.st_nlink > 1:  # SQLite would write into the file that has the other name
+                    raise ConfigError(f"{path}{suffix} has a second name (a hard link): remove this one")
+        if folder.find(name) is None:
+            with _removing_leftovers(folder, name):
+                _create(folder, name)
+        _refuse_second_names(folder, name)
+        return os.path.join(folder.path, name)
 
 
 @contextmanager
@@ -214,6 +211,8 @@ def _open_folder(path: str, private: bool) -> Folder:
     """The folder of the file with this path."""
     folder = os.path.dirname(path)
     try:
+        if folder == os.path.abspath(os.path.expanduser(_default_folder())):
+            make_folders(folder, private=private)
         return open_folder(folder, private=private)
     except FileNotFoundError:
         import shlex  # only here: most commands do without
@@ -226,15 +225,6 @@ def _open_folder(path: str, private: bool) -> Folder:
         raise ConfigError(
             f"{refusal}; if you trust every user who could, as in most containers, add ?trust_folder=yes to the URL"
         ) from None
-
-
-def _make_folders(folder: str) -> None:
-    """Create the missing folders, for their owner only. `os.makedirs` would make intermediate ones public."""
-    if not os.path.isdir(folder):
-        parent_path, name = os.path.split(folder)
-        _make_folders(parent_path)
-        with open_folder(parent_path) as parent, suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=parent.fd)
 
 
 def _create(folder: Folder, name: str) -> None:
