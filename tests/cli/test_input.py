@@ -215,3 +215,21 @@ def test_word_of_another_program_names_our_command(shell, word, ours):
     done = shell(word, "j")
     assert done.returncode == 64
     assert ours in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("advise <&-", 64),
+        ("advise <&- >&-", 64),
+        ("top <&- >&-", 0),
+        ("watch --for 0.01 >&-", 0),
+        ("bench --rounds 2 --held 1 2>&-", 0),
+        ("release <&-", 64),
+        ("break j <&-", 0),
+        ("run j true <&- >&- 2>&-", 0),
+    ],
+)
+def test_closed_stdin_stdout_and_stderr_are_no_terminals(shell, line, code):
+    done = shell.sh(line)
+    assert (done.returncode, "bug in leasehold" in done.stderr) == (code, False), done.stderr

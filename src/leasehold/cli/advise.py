@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from leasehold.cli.console import Console, pass_console
+from leasehold.cli.console import Console, is_terminal, pass_console
 from leasehold.cli.help import command
 from leasehold.cli.options import seconds_option
 from leasehold.config import advise_ttl
@@ -225,7 +225,7 @@ def advise(
 
 
 def _ask(question: str, answers: Mapping[str, str], option: str) -> str:
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         raise click.UsageError(f"stdin is not a terminal, so pass {option}: {', '.join(answers)}")
     click.echo(f"{question}\n", err=True)
     for number, text in enumerate(answers.values(), 1):

@@ -7,7 +7,7 @@ import sys
 import click
 
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, pass_console, write_stderr
+from leasehold.cli.console import Console, is_terminal, pass_console, write_stderr
 from leasehold.cli.help import command
 from leasehold.cli.option import whole_number
 from leasehold.cli.options import audit_hook, audit_options, label, name_argument, usage_error_if
@@ -82,7 +82,7 @@ def choose(name: str, holdings: list[Holding]) -> int | None:
 
 def confirm(console: Console, name: str, token: int) -> None:
     usage_error_if(
-        sys.stdin is None or not sys.stdin.isatty(),
+        not is_terminal(sys.stdin),
         f"cannot ask for confirmation, because stdin is not a terminal; pass --token {token} or --yes",
     )
     if not click.confirm(f"Break {name} (token {token})?", err=True):

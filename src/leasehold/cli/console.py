@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TextIO, TypeAlias, TypeVar
 
 from leasehold import telemetry
 from leasehold.blocking import Client
@@ -113,6 +113,11 @@ class Console(NamedTuple):
 def discard_stdout() -> None:
     """Drop what could not be written: the interpreter would try again when it exits, and change the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def is_terminal(*streams: TextIO | None) -> bool:
+    """Of `sys.stdin`, `sys.stdout` and `sys.stderr`. They are None if the caller has closed them: `<&-`."""
+    return all(stream is not None and stream.isatty() for stream in streams)
 
 
 _json_formatter: logging.Formatter | None = None  # of --log-format json

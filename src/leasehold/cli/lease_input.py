@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from leasehold.cli.console import is_terminal
 from leasehold.cli.help import Command
 from leasehold.cli.options import LEASE_VARIABLE, usage_error_if
 from leasehold.errors import ConfigError
@@ -38,7 +39,7 @@ def read_lease() -> Document:
     text = os.environ.get(LEASE_VARIABLE, "")
     if not text.strip():
         usage_error_if(
-            sys.stdin is not None and sys.stdin.isatty(),
+            is_terminal(sys.stdin),
             f"no lease: set ${LEASE_VARIABLE} to what `leasehold acquire` printed, or pipe it to stdin",
         )
         text = "" if sys.stdin is None else _read_stdin()  # None: stdin is closed (`<&-`)

@@ -10,7 +10,7 @@ import pytest
 from leasehold import Client, Unavailable
 from leasehold.cli.bench import load_worker
 from leasehold.cli.bench.load_worker import LoadGenerator, StepResult
-from leasehold.cli.bench.until_breaks import MachineTimes, summarize
+from leasehold.cli.bench.until_breaks import MachineTimes, client_processes, summarize
 from tests.support.client_fixtures import poll_until
 
 
@@ -166,3 +166,17 @@ def test_bench_refuses_options_that_do_not_go_together(shell):
     assert shell("bench", "--until-breaks", "--held", "3").returncode == 64
     assert shell("bench", "--plot", "load.svg").returncode == 64
     assert shell("bench", "--until-breaks", "--step", "61").returncode == 64
+
+
+def test_processes_of_a_bench_take_no_module_from_the_working_directory(planted_modules, tmp_path):
+    with client_processes(f"sqlite://{tmp_path}/x.db", "", "x/", 1):
+        pass  # all are ready
+    assert not planted_modules.exists()
+
+
+def test_plot_that_is_a_link_is_refused_and_not_followed(shell, tmp_path):
+    (tmp_path / "precious").write_text("keep me")
+    (shell.folder / "load.svg").symlink_to(tmp_path / "precious")
+    done = shell("bench", "--until-breaks", "--step", "0.2", "--processes", "1", "--plot", "load.svg")
+    assert (done.returncode, "a symbolic link is not followed" in done.stderr) == (64, True)
+    assert (tmp_path / "precious").read_text() == "keep me"

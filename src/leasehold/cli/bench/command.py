@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Final, TextIO
+from typing import Final
 
 import click
 
@@ -16,10 +16,11 @@ from leasehold.cli.bench import until_breaks as until_breaks_
 from leasehold.cli.bench.cases import cases
 from leasehold.cli.bench.measurement import format_results, measure
 from leasehold.cli.bench.ramp import Step
-from leasehold.cli.console import Console, pass_console
+from leasehold.cli.console import Console, is_terminal, pass_console
 from leasehold.cli.help import command
-from leasehold.cli.option import whole_number
+from leasehold.cli.option import file_path, whole_number
 from leasehold.cli.options import positive_seconds_option, usage_error_if
+from leasehold.cli.output_file import OutputFile
 
 ROUNDS: Final = 15
 HELD: Final = 100
@@ -61,7 +62,7 @@ leasehold bench URL --until-breaks --plot load.svg
 @click.option(
     "--plot",
     "plot_file",
-    type=click.File("w", lazy=False),
+    type=file_path(),
     metavar="FILE",
     help="--until-breaks: draw the result as SVG.",
 )
@@ -75,8 +76,8 @@ def bench(
     p99: float | None,
     processes: int | None,
     step: float | None,
-    plot_file: TextIO | None,
-) -> None:
+    plot_file: str | None,
+) -> int:
     """Measure how fast an engine is from this machine.
 
     Measures pairs of acquire and release, hand-offs to a waiter, several threads, and renewals, in interleaved rounds.
@@ -99,13 +100,13 @@ def bench(
     # Always the same namespace: an engine that counts tokens by namespace keeps that counter for ever.
     bench_console = console._replace(url=console.url if engine_url is None else engine_url, namespace="leasehold-bench")
     prefix = f"{secrets.token_hex(8)}/"
+    plot = None if plot_file is None else OutputFile("--plot", plot_file)
     if until_breaks:
         usage_error_if(bool(rounds or held), "--until-breaks cannot be combined with --rounds or --held")
         step = step or STEP
         usage_error_if(step > MAX_STEP, f"--step {step:g} is too long: the maximum is {MAX_STEP:g} seconds")
-        _bench_until_breaks(bench_console, prefix, processes, step, p99 or P99, plot_file)
-        return
-    usage_error_if(bool(p99 or processes or step or plot_file), "this option needs --until-breaks: see --help")
+        return _bench_until_breaks(bench_console, prefix, processes, step, p99 or P99, plot)
+    usage_error_if(bool(p99 or processes or step or plot), "this option needs --until-breaks: see --help")
     rounds, held = rounds or ROUNDS, held or HELD
     with bench_console.client(in_process=True) as client, cases(client, held, prefix) as chosen:
         results = measure(chosen, rounds, _progress(console))
@@ -115,11 +116,12 @@ def bench(
         console.put_json({"engine": engine, "rounds": rounds, "held": held, "results": rows})
     else:
         console.put(format_results(f"{engine}: compared with one round trip", results))
+    return exit_codes.OK
 
 
 def _bench_until_breaks(
-    console: Console, prefix: str, processes: int | None, seconds: float, p99: float, plot_file: TextIO | None
-) -> None:
+    console: Console, prefix: str, processes: int | None, seconds: float, p99: float, plot: OutputFile | None
+) -> int:
     with console.client(in_process=True) as client:
         client.ping()
         engine = client._core.engine_name
@@ -134,17 +136,22 @@ def _bench_until_breaks(
             console.put(until_breaks_.format_step(step, p99 * 1000))
 
     ramp = until_breaks_.run(console.url, console.namespace, prefix, count, seconds, p99 * 1000, report)
-    if plot_file is not None:
-        plot_file.write(until_breaks_.draw(engine, ramp))
     if console.json:
         console.put_json(until_breaks_.as_json(engine, ramp, count))
     else:
         console.put(until_breaks_.conclusion(ramp, count))
+    if plot is not None:
+        try:
+            plot.write(until_breaks_.draw(engine, ramp))
+        except OSError as error:
+            console.say(f"the --plot file could not be written: {error}", error=True)
+            return exit_codes.OUTPUT
+    return exit_codes.OK
 
 
 def _progress(console: Console) -> Callable[[int, int], None]:
     """A progress line that overwrites itself, if stderr is a terminal."""
-    show_progress = sys.stderr.isatty() and not console.quiet
+    show_progress = is_terminal(sys.stderr) and not console.quiet
 
     def print_progress(number: int, rounds: int) -> None:
         if show_progress:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from leasehold.blocking import Client, Lease, Lock
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console
+from leasehold.cli.console import Console, is_terminal
 from leasehold.cli.option import Option, Options, choice, file_path
 from leasehold.cli.options import (
     LEASE_VARIABLE,
@@ -241,7 +241,7 @@ class RunJob(NamedTuple):
     @property
     def _interactive(self) -> bool:
         """Whether a person reads the messages: on a terminal, or with -v."""
-        return self.console.verbosity > 0 or (sys.stderr is not None and sys.stderr.isatty())
+        return self.console.verbosity > 0 or is_terminal(sys.stderr)
 
     def _run_child(
         self, lease: Lease, child: Child, signal_queue: SignalQueue, trace_environment: dict[str, str | None]

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import stat
 from datetime import UTC, datetime
 from typing import Any
 
 from leasehold.blocking import Lease
-from leasehold.cli.option import usage_error
+from leasehold.cli.output_file import OutputFile
 from leasehold.cli.render import busy_text, rounded
-from leasehold.errors import ConfigError, LeaseholdError, NotAcquired
-from leasehold.files import open_folder
+from leasehold.errors import LeaseholdError, NotAcquired
 
 
 class RunResult:
     """Filled in during the run; every key is always present. docs/reference/json.md documents them."""
 
     def __init__(self, namespace: str, name: str, command: list[str], path: str | None) -> None:
-        self._path = None if path is None else os.path.abspath(path)
-        if path is not None:
-            _check_path(path)  # now, rather than after an hour of work
+        self._file = None if path is None else OutputFile("--result-file", path)
         self.end_signal: int | None = None  # the terminating signal that this process received and forwarded
         self.child_ended_by_itself = False
         self._facts: dict[str, Any] = {
@@ -79,37 +73,11 @@ class RunResult:
         self._facts |= {"outcome": "interrupted", "exit_code": code}
 
     def write(self) -> None:
-        """Write the file atomically: readers never see half of it. Raises `OSError`."""
-        if self._path is None:
+        """Raises `OSError`."""
+        if self._file is None:
             return
         self._facts["ended"] = _now()
-        folder_path, name = os.path.split(self._path)
-        try:
-            with open_folder(folder_path) as folder, folder.new_file(0o600) as (fd, temporary):
-                with open(fd, "w", encoding="utf-8", closefd=False) as file:
-                    json.dump(self._facts, file)
-                    file.write("\n")
-                os.replace(temporary, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-        except ConfigError as unsafe:  # since the run began, another user has put a link there
-            raise PermissionError(errno.EPERM, str(unsafe)) from None
-
-
-def _check_path(path: str) -> None:
-    folder_path, name = os.path.split(os.path.abspath(path))
-    try:
-        with open_folder(folder_path) as folder:
-            found = folder.find(name)
-            if not path or (found is not None and not stat.S_ISREG(found.st_mode)):
-                raise usage_error(
-                    f"--result-file {path!r} is not a regular file (a symbolic link is not followed); "
-                    "choose another path"
-                )
-            if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.fd):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder_path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise usage_error(f"--result-file {path!r}: its directory does not exist") from None
-    except ConfigError as unsafe:
-        raise usage_error(f"--result-file {path!r}: {unsafe}") from None
+        self._file.write(f"{json.dumps(self._facts)}\n")
 
 
 def _now() -> str:

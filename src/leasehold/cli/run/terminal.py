@@ -12,6 +12,8 @@ import signal
 import sys
 from contextlib import suppress
 
+from leasehold.cli.console import is_terminal
+
 
 class Terminal:
     def __init__(self) -> None:
@@ -23,7 +25,7 @@ class Terminal:
 
     @property
     def stdio_is_tty(self) -> bool:
-        return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+        return is_terminal(sys.stdin, sys.stdout)
 
     def in_foreground(self) -> bool:
         """Whether this process's own group is in the foreground."""

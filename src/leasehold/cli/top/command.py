@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, pass_console, use_color
+from leasehold.cli.console import Console, is_terminal, pass_console, use_color
 from leasehold.cli.help import command
 from leasehold.cli.options import checked_prefix, live_names, positive_seconds_option
 from leasehold.cli.top.screen import Screen, can_show
@@ -60,7 +60,7 @@ def top(console: Console, prefix: str, once: bool, interval: float) -> None:
     With `--once`, or if stdout is not a terminal: one table. With `-o json`: the array of `leasehold ls`.
     """
     with console.client() as client, closing(Source(console, client, prefix)) as source:
-        if once or console.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        if once or console.json or not is_terminal(sys.stdin, sys.stdout):
             _print(console, source, prefix)
             return
         title = "  ".join(text for text in (source.engine, console.namespace, prefix) if text)
