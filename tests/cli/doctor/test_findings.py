@@ -92,6 +92,7 @@ def test_planted_fault_is_found_once_with_a_fix(health, check, severity):
     [
         ("redis", {"error": "refused"}, "check the URL"),
         ("redis", {"error": "this server is a replica and cannot grant locks"}, "address of the primary"),
+        ("postgresql", {"error": "no server of the URL is a primary"}, "address of the primary"),
         ("etcd", {"error": "etcd refuses grants", "alarms": ("NOSPACE",)}, "disarm the alarm"),
         ("sqlite", {"error": "can be written by every user: `chmod o-w x`"}, "make the file usable"),
         ("http", {"error": "the engine did not answer"}, "on the server's machine"),
@@ -147,6 +148,12 @@ def test_redis_without_a_log_is_the_red_flag_of_a_single_redis():
 def test_engine_without_tokens_is_the_red_flag_of_no_owner_check():
     *_, finding = describe_promises(Traits(fencing=False, survives="restart"))
     assert (finding.severity, finding.red_flag) == ("warning", "no-owner-check")
+
+
+def test_engine_without_notifications_is_a_note_that_names_the_pooler():
+    *_, finding = describe_promises(Traits(fencing=True, push=False, survives="restart"))
+    assert (finding.check, finding.severity) == ("hand-off", "note")
+    assert "listen_url" in finding.fix
 
 
 def test_promises_name_what_a_lock_may_require():

@@ -50,8 +50,12 @@ def test_role_without_rights_sees_no_disk_and_no_lag(start_server, wait_until):
         assert storage_of(member, "database").used > 1 << 20
         assert storage_of(member, "filesystem") is None
         assert "grant pg_monitor" in member.notes[0]
+        assert settings_found(member) == {"synchronous_standby_names": "empty"}
         wait_until(lambda: probe(primary.url(user="monitor")).members[0].replication_lag is not None, every=0.1)
         assert probe(primary.url(user="monitor")).members[0].notes == ()
+        primary.ask("alter system set synchronous_standby_names = 'ANY 1 (*)'")
+        primary.ask("select pg_reload_conf()")
+        wait_until(lambda: settings_found(probe(primary.url()).members[0]) == {}, every=0.1)
     finally:
         standby.kill()
 

@@ -99,6 +99,14 @@ def test_replica_is_up_but_cannot_grant(start_redis, wait_until):
     assert health.members[0].up
     assert health.members[0].replication_lag is not None
     assert "min-replicas-to-write" in settings_found(probe(url(primary)).members[0])
+    assert "min-replicas-to-write" not in settings_found(probe(f"{url(primary)}?min_replicas=1").members[0])
+
+
+def test_server_that_other_machines_reach_without_a_password_is_found(start_redis):
+    server = start_redis("--protected-mode", "no", "--bind", "127.0.0.1", "127.0.0.2")  # not only its usual address
+    assert settings_found(probe(url(server)).members[0])["protected-mode"] == "no"
+    server.ask("CONFIG", "SET", "bind", "127.0.0.1 -::1")
+    assert "protected-mode" not in settings_found(probe(url(server)).members[0])
 
 
 def test_stopped_replica_and_lost_primary_are_seen(start_redis, wait_until):

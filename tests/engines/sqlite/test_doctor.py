@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from leasehold import Client
-from tests.support.doctor import SPEED
+from tests.support.doctor import SPEED, examine
 
 
 def doctor(url: str, *options: str) -> subprocess.CompletedProcess:
@@ -53,6 +53,13 @@ def test_file_that_is_no_database_is_a_danger(path):
     result = doctor(f"sqlite://{path}")
     assert result.returncode == 2
     assert "not a valid SQLite file" in result.stdout
+
+
+def test_folder_for_every_user_is_a_danger_with_the_whole_remedy(path):
+    os.chmod(os.path.dirname(path), 0o777)
+    found = {each.check: each for each in examine(f"sqlite://{path}")}["reachable"]
+    assert found.severity == "danger"
+    assert found.found.endswith("add ?trust_folder=yes to the URL")
 
 
 def test_lock_that_expires_in_hours_is_the_red_flag_of_no_ttl(path):

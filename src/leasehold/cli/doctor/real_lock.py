@@ -118,7 +118,7 @@ def _check_session(traits: Traits, granted: float) -> Iterator[Finding]:
             "session",
             "note",
             f"a lease with a ttl of {_USUAL_TTL:.0f} s got {granted:.1f} s: the servers end silent sessions then",
-            f"raise maxSessionTimeout on the servers to {_USUAL_TTL:.0f} s or more, or choose a shorter ttl",
+            f"raise session= in the URL, or maxSessionTimeout on the servers, to {_USUAL_TTL:.0f} s or more",
             "E8",
         )
 
@@ -206,6 +206,14 @@ def describe_promises(traits: Traits) -> Iterator[Finding]:
     kept = [word for word, is_kept in REQUIREMENTS.items() if is_kept(traits)]
     words.append(f"locks may require {', '.join(kept) or 'nothing'}")
     yield Finding("promises", "ok", "; ".join(words))
+    if not traits.push:
+        yield Finding(
+            "hand-off",
+            "note",
+            "this client gets no notifications: waiters poll, and a holder learns of a break at its next renewal",
+            "behind a connection pooler, add listen_url=URL with the address of the server itself",
+            "E4",
+        )
     if not traits.fencing:
         yield Finding(
             "fencing",

@@ -73,7 +73,7 @@ def _fix_of_down(health: Health, scheme: str) -> str:
     error = health.error or ""
     if health.alarms:
         return "disarm the alarm, as said below"
-    if "replica" in error:
+    if "replica" in error or "is a primary" in error:
         return "write the address of the primary in the URL"
     if scheme == "sqlite":
         return "make the file usable, as said above"

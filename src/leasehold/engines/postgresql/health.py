@@ -41,7 +41,7 @@ _TIME: Final = b"select extract(epoch from clock_timestamp())"
 _SETTINGS: Final = b"""
 select pg_is_in_recovery(), current_setting('server_version'), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'), current_setting('max_connections'),
-    (select setting from pg_settings where name = 'data_directory')
+    (select setting from pg_settings where name = 'data_directory'), current_setting('synchronous_standby_names')
 """
 _SIZES: Final = b"""
 select pg_database_size(current_database()), sum(numbackends), sum(blks_hit), sum(blks_hit) + sum(blks_read)
@@ -70,6 +70,12 @@ _ADVICE: Final = {
     "full_page_writes": "a crash of the machine may corrupt the tables: set full_page_writes = on",
     "synchronous_commit": "a crash may free locks that were just granted: set synchronous_commit = on",
 }
+_UNCONFIRMED: Final = Finding(
+    "synchronous_standby_names",
+    "empty",
+    "a failover may lose the last grants: set synchronous_standby_names = 'ANY 1 (*)', and run two standbys, "
+    "so that one may fail",
+)
 _TABLE: Final = re.compile(r"(lh_[a-z0-9_]{1,60}) (\d{1,18}) (\d{1,18})(?:,|\Z)")
 _MAX_TABLES: Final = 16  # Leasehold has fewer
 _ROOT_CERTIFICATE: Final = "~/.postgresql/root.crt"  # which libpq uses unless the URL names another
@@ -103,7 +109,9 @@ async def _probe(params: dict[str, str], schema: str, runtime: Runtime, deadline
     try:
         await _ask(session, _TIME, 1, deadline)  # prepares the statement
         (server_time,), trip = await timed(runtime, lambda: _ask(session, _TIME, 1, deadline))
-        standby, version, fsync, pages, commit, max_connections, data = await _ask(session, _SETTINGS, 7, deadline)
+        standby, version, fsync, pages, commit, max_connections, data, confirming = await _ask(
+            session, _SETTINGS, 8, deadline
+        )
         size, connections, hits, blocks = await _ask(session, _SIZES, 4, deadline)
         (tables,) = await _ask(session, _TABLES, 1, deadline, schema)
         replicas: str | None = None
@@ -120,6 +128,9 @@ async def _probe(params: dict[str, str], schema: str, runtime: Runtime, deadline
     if data and _is_local(params, data) and (disk := await runtime.call(filesystem, data)):
         storage.append(disk)
     settings = {"fsync": fsync, "full_page_writes": pages, "synchronous_commit": commit}
+    findings = [Finding(name, "off", _ADVICE[name]) for name, value in settings.items() if value == "off"]
+    if parse_int(replicas) and confirming == "":
+        findings.append(_UNCONFIRMED)
     return MemberHealth(
         address_of(params),
         up=True,
@@ -135,7 +146,7 @@ async def _probe(params: dict[str, str], schema: str, runtime: Runtime, deadline
         cache_hit_ratio=ratio(parse_int(hits), parse_int(blocks)),
         encryption=encryption,
         tables=tuple(_tables(tables)),
-        findings=tuple(Finding(name, "off", _ADVICE[name]) for name, value in settings.items() if value == "off"),
+        findings=tuple(findings),
         notes=() if data else ("data_directory is not visible to this role: grant pg_monitor to see the disk",),
     )
 

@@ -40,7 +40,7 @@ from leasehold.engines.redis.server import (
     is_error_reply,
 )
 from leasehold.engines.redis.server_settings import Unreachable, info_fields
-from leasehold.engines.redis.topology import parse_single_server
+from leasehold.engines.redis.topology import RedisOptions, parse_single_server
 from leasehold.engines.redis.url import parse_cluster_url, parse_sentinel_url
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.base import Runtime, maybe_await
@@ -48,9 +48,16 @@ from leasehold.runtime.net.blocking import SocketAddress
 
 _TIME: Final = encode_command("PING") + encode_command("TIME")
 _INFO_SECTIONS: Final = ("server", "clients", "memory", "persistence", "stats", "replication")
-_SETTINGS: Final = ("appendfsync", "min-replicas-to-write")
+_MIN_REPLICAS: Final = "min-replicas-to-write"
+_SETTINGS: Final = ("appendfsync", _MIN_REPLICAS, "protected-mode", "bind")
 _DETAILS: Final = encode_command("INFO", *_INFO_SECTIONS) + b"".join(
     encode_command("CONFIG", "GET", setting) for setting in _SETTINGS
+)
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
+_OPEN: Final = Finding(
+    "protected-mode",
+    "no",
+    "every machine that reaches this server may break locks: set requirepass or protected-mode yes",
 )
 _DISCOVERY_SHARE: Final = 0.4  # of the time, for the sentinels or the map of a cluster
 
@@ -60,8 +67,8 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
         return await _sentinel_health(config, runtime, deadline)
     if config.scheme == "redis+cluster":
         return await _cluster_health(config, runtime, deadline)
-    server, _ = parse_single_server(config)
-    (member,) = members = await probe_servers([server], runtime, deadline)
+    server, options = parse_single_server(config)
+    (member,) = members = _confirmed(await probe_servers([server], runtime, deadline), options)
     return Health(
         "redis",
         up=member.up and member.role != "replica",
@@ -85,6 +92,16 @@ async def probe_servers(
     return await probe_each(servers, probe, lambda server: str(server.address), runtime, deadline)
 
 
+def _confirmed(members: tuple[MemberHealth, ...], options: RedisOptions) -> tuple[MemberHealth, ...]:
+    """With `min_replicas` in the URL, replicas confirm each grant, whatever the primary requires for its writes."""
+    if not options.min_replicas:
+        return members
+    return tuple(
+        replace(member, findings=tuple(each for each in member.findings if each.setting != _MIN_REPLICAS))
+        for member in members
+    )
+
+
 async def _sentinel_health(config: EngineConfig, runtime: Runtime, deadline: float) -> Health:
     """The members are the primary and the sentinels; the sentinels vote, and should report the same primary."""
     url = parse_sentinel_url(config)
@@ -98,7 +115,7 @@ async def _sentinel_health(config: EngineConfig, runtime: Runtime, deadline: flo
         error = str(failure)
     else:
         now = runtime.now()
-        primary = await probe_servers([server], runtime, now + (deadline - now) / 2)
+        primary = _confirmed(await probe_servers([server], runtime, now + (deadline - now) / 2), url.options)
     request = encode_command("SENTINEL", "CKQUORUM", url.service) + encode_command("SENTINEL", "MASTER", url.service)
     alarms: dict[str, None] = {}
     reported: dict[str, _Reported] = {}
@@ -180,7 +197,8 @@ async def _cluster_health(config: EngineConfig, runtime: Runtime, deadline: floa
     except LeaseholdError as failure:
         return Health("redis", up=False, has_leader=False, error=str(failure))
     owners = [address for address in dict.fromkeys(slot_map.owners) if address is not None]
-    members = await probe_servers([slot_map.server(address) for address in owners], runtime, deadline)
+    nodes = [slot_map.server(address) for address in owners]
+    members = _confirmed(await probe_servers(nodes, runtime, deadline), url.options)
     covered = None not in slot_map.owners
     reachable = sum(each.up for each in members)
     up = covered and reachable == len(members)
@@ -206,6 +224,8 @@ async def _probe(server: RedisEndpoint, runtime: Runtime, deadline: float) -> Me
         raise Unreachable(f"{server} sent an unexpected reply to PING", engine="redis")
     known = {name: value for name, reply in zip(_SETTINGS, settings, strict=True) if (value := _setting(reply))}
     member = _parse_info(str(server.address), info_fields(info), known, trip)
+    if server.anonymous and _is_open(known):
+        member = replace(member, findings=(*member.findings, _OPEN))
     offset = trip.clock_offset(_seconds(time))
     denied = [
         f"{command} is not allowed"
@@ -283,15 +303,22 @@ def _findings(role: str | None, fields: Mapping[str, str], settings: Mapping[str
             fields["aof_last_write_status"],
             "the append-only file cannot be written: free disk space",
         )
-    if role == "primary" and parse_int(fields.get("connected_slaves")) and settings.get("min-replicas-to-write") == "0":
+    if role == "primary" and parse_int(fields.get("connected_slaves")) and settings.get(_MIN_REPLICAS) == "0":
         add(
-            "min-replicas-to-write",
+            _MIN_REPLICAS,
             "0",
-            "a primary that is cut off from its replicas still grants: set min-replicas-to-write 1",
+            "a primary that is cut off from its replicas still grants: add min_replicas=1 to the URL, "
+            "or set min-replicas-to-write 1",
         )
     if role == "replica" and not _linked(fields):
         add("master_link_status", fields.get("master_link_status", ""), "this replica has lost its primary")
     return found
+
+
+def _is_open(settings: Mapping[str, str]) -> bool:
+    """Whether clients of other machines are accepted without a password."""
+    addresses = settings.get("bind", "*").split()
+    return settings.get("protected-mode") == "no" and any(each.lstrip("-") not in _LOOPBACK for each in addresses)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

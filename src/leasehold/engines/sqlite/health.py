@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Final
 
 from leasehold.config import EngineConfig, parse_yes_no
-from leasehold.core.texts import server_text
 from leasehold.core.timing import backoff
 from leasehold.engines.probe import Finding, Health, MemberHealth, Storage, filesystem
 from leasehold.engines.sqlite import location
@@ -38,7 +37,7 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
         read_seconds = await _timed(connection, _read, runtime, deadline, write=False)
         write_seconds = await _timed(connection, write_nothing, runtime, deadline, write=True)
     except LeaseholdError as failure:
-        error = server_text(failure)
+        error = str(failure)
     finally:
         await runtime.call(connection.close)
     member = MemberHealth(

@@ -92,7 +92,7 @@ async def _probe(
     mode = re.search(r"^Mode: (\w+)\s*$", answer, re.MULTILINE)
     if mode is None or mode[1] not in _ROLES:
         raise Unavailable(f"unexpected answer to srvr: {server_text(answer) or 'empty'}", engine="zookeeper")
-    version = re.search(r"^Zookeeper version: (\S+?),? ", answer, re.MULTILINE)
+    version = re.search(r"^Zookeeper version: ([0-9.]+)", answer, re.MULTILINE)
     latency = re.search(r"^Latency min/avg/max: [^/\n]+/[^/\n]+/(\S+)$", answer, re.MULTILINE)
     member = replace(
         member,
