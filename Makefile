@@ -87,8 +87,7 @@ comparison: $(VENV)/.installed servers ## every approach against pause, crash an
 
 .PHONY: lab
 lab: $(VENV)/.installed servers ## the fault lab, for docs/reliability.md: all cells, or ARGS="etcd partition", or ARGS="soak"
-	$(PY) -m harness.lab $(ARGS)
-	$(PY) tests/docs/test_tables.py
+	@$(PY) -m harness.lab $(ARGS); code=$$?; $(PY) tests/docs/test_tables.py && exit $$code
 
 .PHONY: docs
 docs: $(VENV)/.installed ## run the snippets of the docs and compare their generated tables

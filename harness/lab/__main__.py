@@ -19,7 +19,7 @@ from harness.lab import evidence
 from harness.lab.evidence import Result
 from harness.lab.expectations import Expectation, cells, of_all
 from harness.lab.faults import FAULTS, SOAK_FAULT, in_turn
-from harness.lab.run import CROWD, Run
+from harness.lab.run import CONTENDERS, CROWD, Run
 from harness.lab.setups import SETUPS, CannotRun, Setup
 from harness.lab.soak import NoCapacity, Residue
 from harness.lab.verdict import Verdict
@@ -37,10 +37,11 @@ def say(text: str) -> None:
 
 def main() -> int:
     arguments = parse_arguments()
-    if arguments.matrix:
-        return run_matrix(arguments)
     try:
-        return run_cell(arguments)
+        return run_matrix(arguments) if arguments.matrix else run_cell(arguments)
+    except KeyboardInterrupt:
+        say("interrupted; the evidence has all results that were added before")
+        return COULD_NOT_RUN
     except (CannotRun, Absent, NoCapacity) as why:
         say(f"{arguments.setup} {arguments.fault} could not run: {why}")
         return COULD_NOT_RUN
@@ -49,18 +50,40 @@ def main() -> int:
         return COULD_NOT_RUN
 
 
+def positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+def count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def crowd_size(text: str) -> int:
+    number = count(text)
+    if number % CONTENDERS:
+        raise argparse.ArgumentTypeError(f"{text} is not a multiple of {CONTENDERS}, the number of processes")
+    return number
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.lab", description=__doc__)
+    words = [*SETUPS, *FAULTS]
     parser.add_argument("setup", nargs="?", metavar="ENGINE", help=", ".join(SETUPS))
     parser.add_argument(
         "fault", nargs="?", metavar="FAULT[,FAULT]", help=f"{', '.join([*FAULTS, 'soak'])}; several follow one another"
     )
-    parser.add_argument("--seconds", type=float, help="inject faults for this long (default: 20; a soak: 600)")
+    parser.add_argument("--seconds", type=positive, help="inject faults for this long (default: 20; a soak: 600)")
     parser.add_argument("--seed", type=int, default=1, help="decides what is chosen at random (default: 1)")
-    parser.add_argument("--crowd", type=int, default=CROWD, metavar="N", help=f"tasks of `crowd` (default: {CROWD})")
+    parser.add_argument("--crowd", type=crowd_size, default=CROWD, metavar="N", help=f"tasks of `crowd` ({CROWD})")
     parser.add_argument(
         "--capacity",
-        type=float,
+        type=positive,
         metavar="PAIRS",
         help="of a soak: pairs of acquire and release a second that the servers sustain (default: it is measured)",
     )
@@ -71,10 +94,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--history", metavar="FILE", help="write everything that was recorded there, as JSON lines")
     parser.add_argument("--matrix", action="store_true", help="all cells that are not in the evidence yet (default)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of the matrix: seeds per cell (default: {SEEDS})")
-    parser.add_argument("--jobs", type=int, default=2, help="of the matrix: cells side by side (default: 2)")
-    parser.add_argument("--only", action="append", metavar="WORD", help="of the matrix: only this engine or fault")
-    parser.add_argument("--skip", action="append", metavar="WORD", help="of the matrix: not this engine or fault")
+    parser.add_argument("--seeds", type=count, default=SEEDS, help=f"of the matrix: seeds per cell (default: {SEEDS})")
+    parser.add_argument("--jobs", type=count, default=2, help="of the matrix: cells side by side (default: 2)")
+    parser.add_argument(
+        "--only", action="append", choices=words, metavar="WORD", help="of the matrix: only this engine or fault"
+    )
+    parser.add_argument(
+        "--skip", action="append", choices=words, metavar="WORD", help="of the matrix: not this engine or fault"
+    )
     found = parser.parse_args()
     if found.setup == "soak" and found.fault is None:
         found.setup, found.fault = "redis-aof", "soak"

@@ -231,7 +231,7 @@ def crowd(run: Run) -> float:
     began = now()
     for contender in run.contenders:
         contender.order_long()  # it waits for a line to begin
-    run.await_all_ended()
+    run.await_crowd()
     return began
 
 

@@ -29,6 +29,7 @@ from leasehold.fences import sql_schema
 
 CONTENDERS: Final = 4
 CROWD: Final = 10_000
+_PROGRESS: Final = 10.0  # seconds between reports about a crowd
 _DEADLINE: Final = 90.0  # seconds for what must happen, even on a busy machine
 
 
@@ -251,9 +252,16 @@ class Run:
                 f"their last refusals: {texts[-4:]}"
             ) from None
 
-    def await_all_ended(self) -> None:
-        for contender in self.contenders:
-            contender.process.wait(20 * _DEADLINE)
+    def await_crowd(self) -> None:
+        """Wait until all tasks have ended, and report meanwhile how many were served."""
+        end = now() + 20 * _DEADLINE
+        while running := [contender for contender in self.contenders if contender.process.poll() is None]:
+            if now() > end:
+                raise NotGranted(f"{len(running)} processes had not ended after {20 * _DEADLINE:.0f} s")
+            with suppress(subprocess.TimeoutExpired):
+                running[0].process.wait(_PROGRESS)
+                continue
+            self.report(f"{len(self._granted_at):,} of {self.crowd:,} tasks served")
 
     def take_samples(self) -> None:
         """Of the servers, of the processes that offer load, and of a contender that lives through the run."""

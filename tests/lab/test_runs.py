@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.lab.__main__ import main, parse_arguments
 from harness.lab.contender import now
 from harness.lab.expectations import Expectation
 from harness.lab.faults import FAULTS
@@ -44,6 +45,31 @@ def test_unknown_cell_is_refused_with_the_names_that_exist():
     finished = run_lab("redis", "no-such-fault")
     assert finished.returncode == 2
     assert "client-kill" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("redis crowd --crowd 0", "redis crowd --crowd 10", "redis client-kill --seconds -1", "soak --capacity nan"),
+        *("--jobs 0", "--seeds 0", "--only no-such-word", "--skip no-such-word"),
+    ],
+)
+def test_argument_that_no_run_could_have_is_refused_at_once(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["lab", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments()
+    assert ended.value.code == 2
+    assert arguments.split()[-2] in capsys.readouterr().err
+
+
+def test_interrupted_matrix_says_that_its_results_are_kept(monkeypatch, capsys):
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["lab"])
+    monkeypatch.setattr("harness.lab.__main__.run_matrix", interrupt)
+    assert main() == 2
+    assert "interrupted" in capsys.readouterr().err
 
 
 @pytest.mark.extended
