@@ -1,5 +1,7 @@
 """The arithmetic of a benchmark, on a clock that only moves when a case runs."""
 
+from itertools import cycle
+
 import pytest
 
 from leasehold.cli.bench import measurement
@@ -34,6 +36,16 @@ def test_ratio_is_taken_within_its_round(clock):
     assert other.ratio == pytest.approx(3.0)
     assert other.low == pytest.approx(other.high)
     assert base.micros == pytest.approx(1000)
+
+
+def test_range_of_two_rounds_stays_within_what_was_measured(clock):
+    durations = cycle([0.001, 0.010])
+
+    def run(count):
+        clock.now += next(durations) * count
+
+    _, other = measure([clock.case("base", 0.001), BenchCase("other", run, 10)], 2)
+    assert 1.0 <= other.low < other.high <= 10.0
 
 
 def test_disturbed_round_is_repeated(clock):

@@ -86,7 +86,9 @@ def _measure_round(cases: Sequence[BenchCase], times: Sequence[int], first: int)
 
 def _result(case: BenchCase, own_times: Sequence[float], base_times: Sequence[float]) -> BenchResult:
     ratios = [own / base for own, base in zip(own_times, base_times, strict=True)]
-    low, *_, high = statistics.quantiles(ratios, n=10) if len(ratios) > 1 else (ratios[0], ratios[0])
+    low, *_, high = (
+        statistics.quantiles(ratios, n=10, method="inclusive") if len(ratios) > 1 else (ratios[0], ratios[0])
+    )
     return BenchResult(case.name, statistics.median(own_times) * 1e6, statistics.median(ratios), low, high)
 
 
