@@ -30,6 +30,7 @@ myst_heading_anchors = 4  # the anchors that relative links use, made as code ho
 myst_enable_extensions = ["colon_fence"]
 suppress_warnings = ["myst.header"]  # a page may begin a table's heading at level 3
 default_role = "code"
+smartquotes_action = "qe"  # not dashes: `--` in a table is an option or the end of options
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -57,6 +58,7 @@ html_theme_options = {
         "color-background-secondary": "#f8f8f6",
         "color-foreground-primary": "#1c1b19",
         "color-foreground-secondary": "#595750",
+        "color-highlight-on-target": "#e9f5f0",
         "color-sidebar-link-text": "var(--color-foreground-secondary)",
         "color-sidebar-link-text--top-level": "var(--color-foreground-secondary)",
     },
@@ -67,6 +69,7 @@ html_theme_options = {
         "color-background-secondary": "#141617",
         "color-foreground-primary": "#e8e8e4",
         "color-foreground-secondary": "#a6a8a7",
+        "color-highlight-on-target": "#15302a",
         "color-sidebar-link-text": "var(--color-foreground-secondary)",
         "color-sidebar-link-text--top-level": "var(--color-foreground-secondary)",
     },

@@ -96,6 +96,10 @@ def test_web_server_leads_to_the_same_page_of_another_version(site, browser) -> 
     page.close()
 
 
+def test_dashes_before_a_command_stay_two_in_tables(site) -> None:
+    assert "leasehold run NAME -- true" in (site / "docs" / "speed.html").read_text()
+
+
 def test_api_pages_have_every_public_name(site) -> None:
     import leasehold
 
