@@ -231,8 +231,8 @@ class LockArguments(TypedDict, total=False):
 
     ttl: Duration | None  # seconds a grant lives unrenewed; None: the client's
     wait: Duration | None  # seconds to wait in the queue; None: for ever, 0: try once
-    holder: str | None  # who holds it, display only; None: the client's
-    purpose: str | None  # why it is held, display only
+    holder: str | None  # who holds it, for display only; None: the client's
+    purpose: str | None  # why it is held, for display only
     min_hold: Duration  # hold the name for at least this many seconds, even if released earlier
     max_hold: Duration | None  # give the name up after this many seconds: the lease is then lost
     delay: Duration  # extra seconds the engine holds the name after a lease is lost

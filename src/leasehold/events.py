@@ -52,7 +52,7 @@ _slow_hooks: set[str] = set()  # that were reported
 
 
 class Event(NamedTuple):
-    """One thing that happened to one name. `at` is wall-clock time, display only. New fields are added at the end."""
+    """One thing that happened to one name. `at` is wall-clock time, for display only. New fields come last."""
 
     kind: EventKind
     engine: str
@@ -70,7 +70,7 @@ class Event(NamedTuple):
     left: float | None = None  # seconds of them that were left when the engine answered
     mode: Mode | None = None
     slot: int | None = None  # of a semaphore
-    purpose: str | None = None  # the lock's, display only
+    purpose: str | None = None  # the lock's, for display only
     fence: FenceKind | None = None
     seen: int | None = None  # the highest token that the fence has seen
     actor: str | None = None  # who broke the lock, or set its limit

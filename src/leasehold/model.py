@@ -137,8 +137,8 @@ class Outcome(NamedTuple):
     state: Literal["running", "done", "failed", "expired"]  # expired: its runner is gone, the next caller takes over
     token: int  # of its last runner
     runs: int  # how often a run began
-    holder: str  # of the last run; display only
-    at: float  # when the last run began, by its runner's wall clock; display only
+    holder: str  # of the last run; for display only
+    at: float  # when the last run began, by its runner's wall clock; for display only
     result: Any = None  # if done
     error: str = ""  # if failed
 

@@ -100,7 +100,7 @@ class Client(BaseClient):
                   state directory, which excludes processes of one user on one machine); or a pool that has the
                   settings: a redis-py client, a psycopg_pool, an engine of SQLAlchemy. It is not used itself
     namespace     separates applications: the same name in two namespaces is two locks
-    holder        label of the holder, display only (default: host and process id)
+    holder        label of the holder, for display only (default: host and process id)
     ttl           seconds a grant lives without a renewal, for locks that do not set their own
     call_timeout  the longest a single call to the engine may take, in seconds; a wait may take many calls
     on_event      is called with every `Event`
@@ -129,8 +129,8 @@ class Client(BaseClient):
 
         ttl        seconds a grant lives without a renewal (default: the client's)
         wait       seconds to wait in the queue: None waits for ever (default), 0 tries once
-        holder     label of the holder, display only (default: the client's)
-        purpose    what the lock is for, display only
+        holder     label of the holder, for display only (default: the client's)
+        purpose    purpose of the lock, for display only
         min_hold   seconds to hold the name at least, even if it is released earlier
         max_hold   seconds after which the lease is lost
         delay      extra seconds the engine holds the name after a lease is lost, for resources that check no tokens

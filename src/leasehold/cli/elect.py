@@ -76,8 +76,10 @@ _MAX_PAUSE = 10.0
     "Default: 5, or a third of the granted ttl if that is shorter.",
 )
 @strict_options
-@click.option("--holder", type=label, metavar="TEXT", help="Label of the candidate, display only. Default: host:pid.")
-@click.option("--purpose", type=label, metavar="TEXT", help="What the election is for, display only.")
+@click.option(
+    "--holder", type=label, metavar="TEXT", help="Label of the candidate, for display only. Default: host:pid."
+)
+@click.option("--purpose", type=label, metavar="TEXT", help="Purpose of the election, for display only.")
 @audit_options
 @telemetry_options
 @pass_console

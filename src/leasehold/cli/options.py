@@ -90,7 +90,7 @@ def drift_share(value: str | float) -> float:
 
 
 def label(value: str) -> str:
-    """A short text, display only."""
+    """A short text, for display only."""
     if not is_label(value):
         raise bad_value("it must be printable text of 1 to 200 characters")
     return value
@@ -145,8 +145,10 @@ acquire_options = Options(
             metavar="CODE",
             help="Exit with CODE instead of 75 if NAME is busy.",
         ),
-        Option("--holder", type=label, metavar="TEXT", help="Label of the holder, display only. Default: host:pid."),
-        Option("--purpose", type=label, metavar="TEXT", help="What the lock is for, display only."),
+        Option(
+            "--holder", type=label, metavar="TEXT", help="Label of the holder, for display only. Default: host:pid."
+        ),
+        Option("--purpose", type=label, metavar="TEXT", help="Purpose of the lock, for display only."),
     )
 )
 

@@ -160,7 +160,7 @@ class BaseLease:
 
     @property
     def holder(self) -> str:
-        """The holder's label, display only."""
+        """The holder's label, for display only."""
         return self._claim.holder.label
 
     @property

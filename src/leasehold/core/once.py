@@ -27,8 +27,8 @@ class RunRecord(NamedTuple):
     state: RunState
     token: int  # the runner's; rises with every take-over
     runs: int  # how often a run began
-    holder: str  # of the last run; display only
-    at: float  # when the last run began, by its runner's wall clock; display only
+    holder: str  # of the last run; for display only
+    at: float  # when the last run began, by its runner's wall clock; for display only
     request: str = ""  # identifies the request, if callers give it; another request under the same key is refused
     result: Any = None
     error: str = ""

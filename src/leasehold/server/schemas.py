@@ -59,10 +59,10 @@ class AcquireBody(Body):
         float,
         Meta(ge=0, le=1e9, description="Seconds to wait in the queue, at most 60: to wait longer, repeat with the id."),
     ] = 0.0
-    holder: Annotated[Label, Meta(description="Who asks, display only. Default: the name of the API key.")] | None = (
-        None
-    )
-    purpose: Annotated[Label, Meta(description="What the lock is for, display only.")] | None = None
+    holder: (
+        Annotated[Label, Meta(description="Who asks, for display only. Default: the name of the API key.")] | None
+    ) = None
+    purpose: Annotated[Label, Meta(description="Purpose of the lock, for display only.")] | None = None
     mode: Mode = "exclusive"
     limit: (
         Annotated[
@@ -128,7 +128,7 @@ class RefusalBody(Body):
     namespace: Namespace = ""
     seen: Annotated[Token | None, Meta(description="The highest token that the fence had seen.")] = None
     fence: Annotated[FenceKind | None, Meta(description="What kind of fence it was.")] = None
-    holder: Annotated[Label, Meta(description="Who sent the token, display only.")] | None = None
+    holder: Annotated[Label, Meta(description="Who sent the token, for display only.")] | None = None
     reason: Annotated[str, Meta(max_length=500, description="What the fence protects, or its message.")] = ""
 
 

@@ -64,7 +64,7 @@ _encode_json: Final = json.JSONEncoder(separators=(",", ":")).encode  # `json.du
 
 
 class EntryValue(NamedTuple):
-    """The value of a key. `written_at` is by the client's own clock, and display only."""
+    """The value of a key. `written_at` is by the client's own clock, and for display only."""
 
     id_hash: str
     state: EntryState  # `held` may be optimistic: only the position in the queue decides who holds

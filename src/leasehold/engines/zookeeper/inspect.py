@@ -1,4 +1,4 @@
-"""`inspect`: holders and waiters, display only. It decides nothing and changes nothing.
+"""`inspect`: holders and waiters, for display only. It decides nothing and changes nothing.
 
 The result is not a snapshot of one moment: queues are read one after the other. Ages are by the leader's clock as this
 client last saw it, or by the client's own clock if it has never written anything.
