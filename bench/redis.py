@@ -31,7 +31,7 @@ from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
 
 TITLE = "redis: acquire + release, blocking, against two EVALSHA of redis-py (aim: at most 0.85)"
-TITLE_API = "redis: the blocking face against the same requests on the same connection (aim: at most 1.35)"
+TITLE_API = "redis: the blocking API against the same requests on the same connection (aim: at most 1.35)"
 TITLE_COUNTS = "redis: many keys, and what the server counts"
 TITLE_ASYNC = "redis: the same under asyncio, against two EVALSHA of redis.asyncio (aim: at most 0.75)"
 
