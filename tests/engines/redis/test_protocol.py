@@ -45,6 +45,7 @@ class FakeServer:
         self._listener.close()
 
 
+PATIENT = 10.0  # seconds: the servers here answer at once
 BUSY = b"*6\r\n:0\r\n:5\r\n:0\r\n:7\r\n%b:1\r\n"
 
 
@@ -79,6 +80,39 @@ def test_malformed_replies_raise_unavailable(reply) -> None:
                     await client.lock("job").acquire(wait=0.2)
 
         asyncio.run(main())
+    finally:
+        fake_server.close()
+
+
+def entry_with(field: int, value: bytes) -> bytes:
+    """A reply to `inspect` with two waiters, in which one field of the second is this value."""
+    waiter = [b"$16\r\n" + b"x" * 16, *[b":0"] * 7, b":3", b":1900000000000000", b"$1\r\nc", b"$8\r\nh\x001\0work"]
+    other = [*waiter[:field], value, *waiter[field + 1 :]]
+    entries = b"".join(b"*12\r\n" + b"\r\n".join(each) + b"\r\n" for each in (waiter, other))
+    return b"*4\r\n:1800000000000000\r\n:0\r\n" + entries
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"*2\r\n$1\r\n0\r\n*1\r\n:5\r\n",  # to SCAN: a key that is no text
+        b"*2\r\n$1\r\n0\r\n*1\r\n*0\r\n",
+        b"*2\r\n$1\r\n0\r\n*1\r\n-ERR no key\r\n",
+        *(entry_with(field, b"$1\r\n1") for field in range(1, 10)),
+        *(entry_with(field, b":1") for field in (0, 10, 11)),
+        entry_with(4, b":5"),  # no such state
+        entry_with(4, b":-6"),
+        entry_with(11, b"$3\r\na\0b"),  # not a holder
+        b"*3\r\n:1800000000000000\r\n$1\r\n1\r\n*0\r\n",
+    ],
+)
+def test_malformed_list_of_locks_raises_unavailable(reply) -> None:
+    fake_server = FakeServer(reply)
+    try:
+        with Client(f"redis://127.0.0.1:{fake_server.port}", call_timeout=PATIENT) as client:
+            for exact in (False, True):
+                with pytest.raises(Unavailable):
+                    client.inspect("job", exact=exact)
     finally:
         fake_server.close()
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from leasehold.core.lock_state import LockState, mismatch
 from leasehold.core.names import FORMAT, bucket, decode, encode
-from leasehold.core.queue_entry import COOLING, HELD, WAITING, QueueEntry
+from leasehold.core.queue_entry import COOLING, HELD, STATES, WAITING, QueueEntry
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands, Script, load
 from leasehold.engines.redis.server import encode_command
 from leasehold.errors import Unavailable
@@ -287,50 +287,63 @@ def decode_renewals(claims: Sequence[Claim], reply: Any) -> list[Alive | Gone]:
 def decode_scan(reply: Any) -> tuple[bytes, list[tuple[str, str]]]:
     """The next cursor, and the names found."""
     match reply:
-        case [bytes(cursor), list(keys)]:
+        case [bytes(cursor), list(keys)] if all(type(key) is bytes for key in keys):
             return cursor, [name_id for key in keys if (name_id := parse_key(key.decode(errors="replace"))) is not None]
     raise unexpected_reply()
 
 
 def decode_holdings(namespace: str, name: str, reply: Any) -> list[Holding]:
     """Entries that have expired by the server's clock are left out, as `core/lock_state.py` decides."""
-    try:
-        now, *contents = reply
-        if not contents:
+    match reply:
+        case [int()]:
             return []
-        semaphore_limit, *entries = contents
-        lock_state = LockState(now / MICROS, "semaphore" if semaphore_limit else "lock", semaphore_limit or 1)
-        lock_state._next_expiry = 0.0
-        for packed_entry in entries:
-            _add_entry(lock_state, packed_entry)
-    except (TypeError, ValueError, AttributeError) as bad:
-        raise unexpected_reply() from bad
+        case [int(now), int(semaphore_limit), *packed_entries]:
+            lock_state = LockState(now / MICROS, "semaphore" if semaphore_limit else "lock", semaphore_limit or 1)
+        case _:
+            raise unexpected_reply()
+    lock_state._next_expiry = 0.0
+    for packed_entry in packed_entries:
+        entry = _decode_entry(packed_entry)
+        if entry.token:
+            lock_state.holders[entry.token] = entry
+        if entry.state != COOLING:
+            lock_state.entries[entry.id_hash] = entry
+        if entry.state == WAITING:
+            lock_state.waiters.append((entry.ticket, entry))
     lock_state.waiters.sort(key=lambda entry: entry[0])
     lock_state.expire(now / MICROS)
     return list(lock_state.holdings(namespace, name, now / MICROS))
 
 
-def _add_entry(lock_state: LockState, packed_entry: Any) -> None:
-    id_hash, token, expires_at, since, state, shared, delay, slot, ticket, heartbeat_expires_at, client, holder, *_ = (
-        packed_entry
-    )
-    entry = QueueEntry(
-        id_hash=id_hash.hex(),
-        client=client.decode(),
-        holder=decode_holder(holder),
-        mode="shared" if shared else "exclusive",
-        delay=delay / MICROS,
-        ticket=ticket,
-        since=since / MICROS,
-        heartbeat_expires_at=heartbeat_expires_at / MICROS,
-        state=state,
-        expires_at=expires_at / MICROS,
-        token=token,
-        slot=None if slot < 0 else slot,
-    )
-    if token:
-        lock_state.holders[token] = entry
-    if state != COOLING:
-        lock_state.entries[entry.id_hash] = entry
-    if state == WAITING:
-        lock_state.waiters.append((ticket, entry))
+def _decode_entry(packed_entry: Any) -> QueueEntry:
+    match packed_entry:
+        case [
+            bytes(id_hash),
+            int(token),
+            int(expires_at),
+            int(since),
+            int(state),
+            int(shared),
+            int(delay),
+            int(slot),
+            int(ticket),
+            int(heartbeat_expires_at),
+            bytes(client),
+            bytes(holder),
+            *_,
+        ] if 0 <= state < len(STATES):
+            return QueueEntry(
+                id_hash=id_hash.hex(),
+                client=client.decode(errors="replace"),
+                holder=decode_holder(holder),
+                mode="shared" if shared else "exclusive",
+                delay=delay / MICROS,
+                ticket=ticket,
+                since=since / MICROS,
+                heartbeat_expires_at=heartbeat_expires_at / MICROS,
+                state=state,
+                expires_at=expires_at / MICROS,
+                token=token,
+                slot=None if slot < 0 else slot,
+            )
+    raise unexpected_reply()
