@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.orm import Session
 
-from leasehold import Client, ConfigError, stores, transaction
+from leasehold import Client, ConfigError, Unavailable, stores, transaction
 from leasehold.engines.mysql import schema as mysql_schema
 from leasehold.engines.postgresql import schema as postgresql_schema
 from tests.support import health
@@ -263,3 +263,17 @@ def test_deleted_schema_version_is_recreated(sql) -> None:
         sql.ask("truncate {s}.lh_meta")
         sql.drop_verb("inspect")
         assert client.inspect() == []
+
+
+@pytest.mark.parametrize("version", ["x", "9" * 5000])
+def test_schema_version_that_is_no_number_raises_unavailable(sql, version) -> None:
+    """As from a broken server."""
+    with Client(sql.url()) as client:
+        with client.lock("job"):
+            pass
+        sql.drop_verb("attempt")
+        sql.ask("drop table {s}.lh_meta")
+        sql.ask("create table {s}.lh_meta (version varchar(9000))")
+        sql.ask("insert into {s}.lh_meta values ('" + version + "')")
+        with pytest.raises(Unavailable):
+            client.lock("job").try_acquire()

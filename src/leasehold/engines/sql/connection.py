@@ -14,6 +14,7 @@ from leasehold.engines.sql.fair_mutex import Caller, FairMutex
 from leasehold.engines.sql.session import (
     BUSY,
     DatabaseServer,
+    Decoding,
     Row,
     SchemaMissing,
     SqlConnectionLost,
@@ -183,7 +184,8 @@ class SerialConnection(ABC):
             classified = error.classify()
             if not isinstance(classified, SchemaMissing):
                 raise classified from error
-        await self._create_schema(session, deadline)
+        with Decoding(self.server_name, self._engine):  # of the schema's version
+            await self._create_schema(session, deadline)
         try:
             return await execute(statement, values, deadline)
         except SqlServerError as error:
