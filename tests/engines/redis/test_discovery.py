@@ -391,7 +391,8 @@ class NodeThatRedirectsSubscriptions(NodeWithManyAddresses):
     """To ever new addresses, all of them its own. Its scripts say that the name is held, and that no client listens."""
 
     def __init__(self, confirms: bool) -> None:
-        self._slot = slot_of(lock_keys("", "job")[0].partition(":")[2])
+        self.tag = lock_keys("", "job")[0].partition(":")[2]
+        self._slot = slot_of(self.tag)
         self._addresses = (f"127.{number >> 8}.{number & 255}.1" for number in range(256, 60_000))
         self._confirms = confirms  # every other subscription, and ends it at once
         self.subscriptions = 0
@@ -437,6 +438,37 @@ def test_redirected_subscriptions_leave_few_listeners(start_fake, wait_until, co
         finally:
             stop.set()
             waiter.join()
+
+
+class NodeThatEndsOddSubscriptions(NodeThatRedirectsSubscriptions):
+    def __init__(self, channel: bytes) -> None:
+        super().__init__(confirms=False)
+        self._channel = channel
+
+    def answer(self, request: str) -> bytes:
+        if not request.startswith("SSUBSCRIBE"):
+            return super().answer(request)
+        self.subscriptions += 1
+        channel = bulk_string(request.partition(" ")[2].encode())
+        ended = b"*3\r\n$12\r\nsunsubscribe\r\n%b\r\n:0\r\n" % self._channel
+        return ended + b"*3\r\n$10\r\nssubscribe\r\n%b:1\r\n" % channel
+
+
+@pytest.mark.parametrize("channel", [b":200000000", b":-1", b"*1\r\n*0"])
+def test_end_of_a_subscription_to_no_channel_is_harmless(start_fake, wait_until, channel, caplog) -> None:
+    """The number was taken for a size: the client allocated and decoded that many zeros."""
+    node = start_fake(NodeThatEndsOddSubscriptions, channel)
+    tracemalloc.start()
+    try:
+        with Client(f"redis+cluster://127.0.0.1:{node.port}", call_timeout=0.5) as client:
+            with pytest.raises(NotAcquired):
+                client.lock("job").acquire(wait=0.3)
+            subscription = probe.engine_state(client)["redis"].subscriptions.for_bucket(node.tag)
+            wait_until(lambda: subscription.active, 60)
+        assert tracemalloc.get_traced_memory()[1] < 24 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert "unexpected" not in caplog.text
 
 
 def test_state_of_very_many_lines_is_not_split() -> None:

@@ -209,7 +209,8 @@ class NodeListener(PubSubListener):
             self._reassign(channel.tag, channel)
         elif isinstance(reply, list) and len(reply) == 3 and reply[0] == b"sunsubscribe":
             self._subscriptions.slot_map.stale = True
-            tag = bytes(reply[1] or b"").decode(errors="replace").partition(":")[2].rpartition(":c:")[0]
+            name = reply[1] if isinstance(reply[1], bytes) else b""
+            tag = name.decode(errors="replace").partition(":")[2].rpartition(":c:")[0]
             if (ended_channel := self._channels.get(tag)) is not None:
                 ended_channel.active, ended_channel.ended_by_server = False, True
                 self._to_subscribe.append(ended_channel)
