@@ -154,3 +154,14 @@ def test_killed_liveness_session_is_reopened(mysql, wait_until) -> None:
             client.lock("job", wait=1).acquire()
         assert listener.address not in ("", before)
         lease.release()
+
+
+@pytest.mark.parametrize("row", ["'reserved', 'x', '1', 'soon', '', 'job'", "'reserved', 'x', '1'"])
+def test_notification_of_another_form_ends_the_session_quietly(mysql, row, wait_until, caplog) -> None:
+    """As from a broken server. The listening thread logged it as an unexpected error, with a traceback."""
+    with Client(mysql.url()) as client, Client(mysql.url()) as other:
+        listener = listener_of(client, other)
+        mysql.drop_verb("listen")
+        mysql.ask(f"create procedure {{s}}.lh_listen_v1(address text, seconds int) select {row}")
+        wait_until(lambda: not listener.address)
+    assert "unexpected" not in caplog.text

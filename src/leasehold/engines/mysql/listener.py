@@ -17,17 +17,19 @@ from typing import Final, TypeAlias
 from weakref import ReferenceType, ref
 
 from leasehold.engines.mysql import connect, schema
-from leasehold.engines.mysql.errors import ENGINE, MyServerError
+from leasehold.engines.mysql.errors import ENGINE, SERVER, MyServerError
 from leasehold.engines.mysql.session import MySession, packet
 from leasehold.engines.mysql.url import MyOptions
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.engines.sql import listener
-from leasehold.engines.sql.session import SqlConnectionLost, SqlSession
+from leasehold.engines.sql.codec import seconds
+from leasehold.engines.sql.session import Decoding, SqlConnectionLost, SqlSession
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
 _LISTEN_SECONDS: Final = 5  # seconds of one sleep
 _LATE_SLACK: Final = 20.0  # seconds that a reply may be late before the session counts as lost
+_DECODING: Final = Decoding(SERVER, ENGINE)
 
 _Seen: TypeAlias = "frozenset[tuple[str | None, ...]]"
 
@@ -89,13 +91,14 @@ async def _listen_once(
         has_more = True
         while has_more:
             rows, has_more = await session.next_result(deadline)
-            for kind, id_hash, number, after_us, namespace, name in rows or ():
-                found.add((kind, id_hash, number))
-                if (kind, id_hash, number) not in seen and (strong_ref := registry()) is not None:
-                    listener.deliver_notification(
-                        strong_ref, kind, id_hash, int(after_us or 0) / 1_000_000, namespace, name
-                    )
-                strong_ref = None  # so that an unused client can be garbage-collected during the sleep
+            with _DECODING:
+                for kind, id_hash, number, after_us, namespace, name in rows or ():
+                    found.add((kind, id_hash, number))
+                    if (kind, id_hash, number) not in seen and (strong_ref := registry()) is not None:
+                        listener.deliver_notification(
+                            strong_ref, kind, id_hash, seconds(after_us or 0), namespace, name
+                        )
+                    strong_ref = None  # so that an unused client can be garbage-collected during the sleep
     except MyServerError as error:
         if not error.interrupted:
             raise ConnectionAbortedError(str(error)) from error
