@@ -221,8 +221,25 @@ def test_renewal_without_its_row_is_unavailable(sql, make_driver, rows, monkeypa
         assert isinstance(reply, Unavailable)
 
 
+BUSY_ROW = ("0", "7", "1000000", None, "1", "label", "host", "1", "", None, None)
+
+
 @pytest.mark.parametrize(
-    "rows", [[], [()], [("1",)], [("1", "x", "1", None)], [("1", None, "1", None)], [(None,) * 40]]
+    "rows",
+    [
+        [],
+        [()],
+        [("1",)],
+        [("1", "x", "1", None)],
+        [("1", None, "1", None)],
+        [(None,) * 40],
+        *([("1", token, "1", None)] for token in ("0", "-7", "9223372036854775808")),
+        [("1", "7", "9" * 300, None)],
+        [("1", "7", "1", "-1")],
+        *([(*BUSY_ROW[:field], "9" * 300, *BUSY_ROW[field + 1 :])] for field in (1, 2, 4, 7)),
+        [(*BUSY_ROW[:4], "-1", *BUSY_ROW[5:])],
+        [("2", *BUSY_ROW[1:10], "9" * 300)],
+    ],
 )
 def test_malformed_reply_is_unavailable(sql, make_driver, rows, monkeypatch) -> None:
     driver = make_driver(sql.url())

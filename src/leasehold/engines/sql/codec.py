@@ -23,6 +23,7 @@ _SECOND: Final = 1_000_000
 # One text for all claims, as a long list needs much memory.
 _KINDS: Final[dict[str, Kind]] = {"lock": "lock", "semaphore": "semaphore"}
 _MODES: Final[dict[str, Mode]] = {"exclusive": "exclusive", "shared": "shared"}
+_BOUND: Final = 2**63  # of the numbers that a column can have
 _MAX_MICROS: Final = 2**60  # 36,000 years: more, added to the current time, would overflow a column
 
 
@@ -30,8 +31,16 @@ def micros(seconds: float) -> int:
     return min(round(seconds * _SECOND), _MAX_MICROS)
 
 
+def whole(text: str | int, least: int = -_BOUND) -> int:
+    """A number of a reply. Raises ValueError for one that no column can have: an error would show all its digits."""
+    number = int(text)
+    if not least <= number < _BOUND:
+        raise ValueError("out of range")
+    return number
+
+
 def seconds(text: str | int) -> float:
-    return int(text) / _SECOND
+    return whole(text) / _SECOND
 
 
 def key(claim: Claim) -> tuple[str, int, str, str]:
@@ -48,7 +57,7 @@ def holdings(namespace: str, rows: list[bytes], decode: Callable[[bytes], Row], 
     for name, rows_of_name in groupby(_decoded(rows, decode), itemgetter(0)):
         first = next(rows_of_name)
         _, kind, limit, *_, now = first
-        lock_state = LockState(seconds(now), _KINDS[kind], int(limit))
+        lock_state = LockState(seconds(now), _KINDS[kind], whole(limit))
         for row in chain([first], rows_of_name):
             entry = _to_entry(row)
             budget.spend(name, entry.holder.label, entry.holder.host, entry.holder.purpose)
@@ -71,17 +80,17 @@ def _to_entry(row: Row) -> QueueEntry:
     entry = QueueEntry(
         id_hash,
         "",
-        Holder(label, host, int(pid), purpose),
+        Holder(label, host, whole(pid), purpose),
         _MODES[mode],
         seconds(delay),
-        int(ticket),
+        whole(ticket),
         since,
         heartbeat_expires_at,
-        int(state),
+        whole(state, 0),
         until,
-        int(token),
+        whole(token),
     )
-    entry.slot = None if slot is None else int(slot)
+    entry.slot = None if slot is None else whole(slot)
     return entry
 
 

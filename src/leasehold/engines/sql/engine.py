@@ -16,7 +16,7 @@ from leasehold.core.names import bucket
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.base import fixed_limits
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
-from leasehold.engines.sql.codec import holdings, key, micros, seconds
+from leasehold.engines.sql.codec import holdings, key, micros, seconds, whole
 from leasehold.engines.sql.connection import SerialConnection
 from leasehold.engines.sql.listener import SqlListener
 from leasehold.engines.sql.session import Decoding, Row
@@ -254,11 +254,11 @@ def _renewal(life: str | None, why: str | None) -> Alive | Gone:
 def _reply(claim: Claim, row: tuple[str | None, ...]) -> Grant | Busy:
     if row[0] == _GRANTED:
         _, token, life, slot, *_ = row
-        return Grant(int(token or ""), seconds(life or ""), None if slot is None else int(slot))
+        return Grant(whole(token or "", 1), seconds(life or ""), None if slot is None else whole(slot, 0))
     answer, token, life, _, position, label, host, pid, purpose, kind, limit = row
     if answer == _MISMATCH:
         found: Kind = "semaphore" if kind == "semaphore" else "lock"
-        raise mismatch(claim.name, claim.kind, claim.limit, found, int(limit or 1))
-    holder = None if label is None else Holder(label, host or "", int(pid or 0), purpose or "")
+        raise mismatch(claim.name, claim.kind, claim.limit, found, whole(limit or 1))
+    holder = None if label is None else Holder(label, host or "", whole(pid or 0), purpose or "")
     left = None if life is None else seconds(life)
-    return Busy(left, None if position is None else int(position), None if token is None else int(token), holder)
+    return Busy(left, None if position is None else whole(position, 0), None if token is None else whole(token), holder)
