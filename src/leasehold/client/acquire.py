@@ -223,6 +223,8 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 engine = await _pause_before_retry(request, claim, error, failures, is_queued=must_release)
                 continue
             if isinstance(reply, Grant):
+                if reply.token < 1:  # it would pass no fence, and be renewed as a claim in the queue
+                    raise Unavailable(f"the grant of {claim.name} has no token", engine=core.engine_name)
                 valid_until = timing.valid_until(asked_at, reply.ttl, core.options.drift)
                 if options.strict:
                     valid_until = min(valid_until, timing.overdue_at(asked_at, reply.ttl))

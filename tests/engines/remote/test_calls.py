@@ -45,6 +45,19 @@ def test_tasks_that_call_at_once_share_requests(start_server):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("wait", [0, 0.5])
+def test_grant_without_a_token_is_no_grant(start_server, wait):
+    """With token 0 the lease was held, and its renewals were those of a claim in the queue."""
+
+    def script(call):
+        return {"grant": [0, 60.0, None]} if call["do"] == "attempt" else free_engine(call)
+
+    server = start_server(script)
+    with Client(url_of(server), call_timeout=60) as client, pytest.raises(Unavailable, match="no token"):
+        client.lock("job").acquire(wait=wait)
+    assert "release" in server.verbs()
+
+
 def test_threads_have_a_connection_each(start_server):
     barrier = threading.Barrier(9)
 
