@@ -170,6 +170,18 @@ async def test_few_pages_are_kept_for_tabs_that_may_come_back(monkeypatch):
 
 
 @in_loop
+async def test_pages_without_a_tab_are_forgotten(monkeypatch):
+    """They stayed until another tab was opened: half a megabyte each."""
+    monkeypatch.setattr(stream, "_KEEP_CHANNEL", 0.0)
+    async with serving() as site:
+        async with tab(site, "page=locks") as opened:
+            await frame(opened)
+        async with asyncio.timeout(60):
+            while site.app.dashboard.streams._channels:
+                await asyncio.sleep(0.01)
+
+
+@in_loop
 async def test_caller_with_too_many_tabs_is_refused_another(monkeypatch):
     monkeypatch.setattr(stream, "MAX_TABS", 3)
     async with serving() as site, contextlib.AsyncExitStack() as stack:

@@ -91,8 +91,7 @@ class Streams:
         """A stream for a tab of the caller `who`. `still`: whether it may go on to see this. Raises TooMany."""
         if sum(tab.who == who for tab in self._tabs) >= MAX_TABS:
             raise TooMany(f"{who} has {MAX_TABS} live pages at this server, which is the limit: retry")
-        for old in [each for each, channel in self._channels.items() if self._now() - channel.taken_at > _KEEP_CHANNEL]:
-            del self._channels[old]
+        self._forget_old_channels()
         channel = self._channels.get(key)
         if channel is None:
             while len(self._channels) >= MAX_CHANNELS:  # its tabs go on; one that comes back gets the whole page
@@ -108,6 +107,11 @@ class Streams:
 
     def forget(self, tab: Tab) -> None:
         self._tabs.discard(tab)
+        asyncio.get_running_loop().call_later(_KEEP_CHANNEL + INTERVAL, self._forget_old_channels)
+
+    def _forget_old_channels(self) -> None:
+        for old in [each for each, channel in self._channels.items() if self._now() - channel.taken_at > _KEEP_CHANNEL]:
+            del self._channels[old]
 
     def frame(self, channel: Channel, after: int) -> bytes:
         """The event with what changed after a frame."""
