@@ -66,6 +66,40 @@ def test_caller_that_gives_up_while_it_is_admitted_leaves_room_for_others() -> N
     callers["second"].close()
 
 
+def test_ctrl_c_while_a_caller_is_admitted_leaves_it_to_the_next(ctrl_c) -> None:
+    number, interrupted = 0, True
+    while interrupted:
+        limit = AttemptLimit(SuspendingRuntime(), 5.0, "engine")
+        fill(limit)
+        caller = limit.enter("late", 200.0)
+        caller.send(None)
+        number += 1
+        interrupted = ctrl_c(number, lambda: limit.leave("sent 0", answered=True), "attempt_limit.py")  # noqa: B023
+        limit.leave("sent 0", answered=False)  # as `acquire` does when it was interrupted
+        limit.leave("sent 1", answered=True)
+        assert limit._under_way == {"late", *(f"sent {number}" for number in range(2, MAX_ATTEMPTS))}
+        with pytest.raises(StopIteration):  # no longer suspended
+            caller.send(None)
+        assert not limit._waiting
+    assert number > 10
+
+
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_at_every_point_of_acquire_gives_its_place_back(bench, ctrl_c) -> None:
+    client = bench.client(ttl=600)
+    lock, limit, number = client.lock("a"), probe.core(client).attempts, 0
+
+    def work() -> None:
+        with lock:
+            pass
+
+    while ctrl_c(number := number + 1, work, "client/acquire.py", "client/attempt_limit.py"):
+        assert not limit._under_way, f"Ctrl-C at place {number}"
+    assert number > 100
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_sends_attempts_while_threads_of_its_parent_wait_for_theirs() -> None:

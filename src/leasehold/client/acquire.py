@@ -247,6 +247,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 core.registry.shared["contended"] = True  # see `Engine.queues_at_once`
                 claim = _with_queue(claim, deadline)
     except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
+        attempts.leave(claim.id_hash, answered=False)  # again: Ctrl-C may have interrupted it
         if must_release:
             engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
         else:

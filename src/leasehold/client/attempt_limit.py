@@ -27,10 +27,10 @@ MAX_ATTEMPTS: Final = 128
 
 
 class _Caller:
-    __slots__ = ("admitted", "gave_up", "id_hash", "signal")
+    __slots__ = ("admitted", "ended", "id_hash", "signal")
 
     def __init__(self, id_hash: str, signal: Signal) -> None:
-        self.id_hash, self.signal, self.admitted, self.gave_up = id_hash, signal, False, False
+        self.id_hash, self.signal, self.admitted, self.ended = id_hash, signal, False, False
 
 
 class AttemptLimit:
@@ -68,11 +68,10 @@ class AttemptLimit:
                 if caller.admitted:
                     return since
                 await caller.signal.wait(left)
-        except BaseException:
-            caller.gave_up = True  # first: another thread may be about to admit it
-            with suppress(ValueError):
-                self._waiting.remove(caller)
-            raise
+        finally:
+            caller.ended = True  # first: another thread may be about to admit it
+            if not caller.admitted or (self._waiting and self._waiting[0] is caller):
+                self._remove(caller)
 
     def _refusal(self, entered_at: float) -> NotSent:
         now, engine = self._runtime.now(), self._engine_name
@@ -95,12 +94,17 @@ class AttemptLimit:
     def _admit(self) -> None:
         while self._waiting and len(self._under_way) < MAX_ATTEMPTS:
             try:
-                caller = self._waiting.popleft()
+                caller = self._waiting[0]
             except IndexError:  # another thread was faster
                 return
             self._under_way.add(caller.id_hash)
-            if caller.gave_up:  # since `popleft`, in another thread: its `leave` may have come before `add`
+            if caller.ended:  # in another thread: its `leave` may have come before `add`
                 self._under_way.discard(caller.id_hash)
-                continue
-            caller.admitted = True
-            caller.signal.set()
+            else:
+                caller.admitted = True
+                caller.signal.set()
+            self._remove(caller)  # last: if Ctrl-C comes before, the next `leave` admits it again
+
+    def _remove(self, caller: _Caller) -> None:
+        with suppress(ValueError):
+            self._waiting.remove(caller)
