@@ -123,6 +123,24 @@ def test_name_is_looked_up_again_if_the_first_look_up_was_interrupted(names, mon
     assert resolve_blocking("a.example", 80, 30)
 
 
+class InterruptedMutex:
+    """Ctrl-C arrives as soon as it is released."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_name_is_looked_up_again_if_ctrl_c_came_before_the_thread(names, monkeypatch) -> None:
+    names.may_answer.set()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(host_names._state, "mutex", InterruptedMutex())
+        start_look_up("a.example")
+    assert resolve_blocking("a.example", 80, 30)
+
+
 def test_look_up_that_fails_unexpectedly_ends(monkeypatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("refused by an audit hook")

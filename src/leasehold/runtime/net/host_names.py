@@ -87,13 +87,13 @@ def start_look_up(host: str) -> LookUp:
     if _is_ip_address(host):
         look_up.run()
         return look_up
-    with _state.mutex:
-        if (found := _state.under_way.get(host)) is not None:
-            return found
-        if len(_state.under_way) >= _MAX_LOOK_UPS:
-            raise socket.gaierror(socket.EAI_AGAIN, "too many host names are being looked up")
-        _state.under_way[host] = look_up
     try:
+        with _state.mutex:
+            if (found := _state.under_way.get(host)) is not None:
+                return found
+            if len(_state.under_way) >= _MAX_LOOK_UPS:
+                raise socket.gaierror(socket.EAI_AGAIN, "too many host names are being looked up")
+            _state.under_way[host] = look_up
         threading.Thread(target=look_up.run, name="leasehold-look-up", daemon=True).start()
     except RuntimeError:  # the interpreter exits, and this may be the watchdog's thread, which has releases to send
         look_up.run()
