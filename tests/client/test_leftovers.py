@@ -167,6 +167,22 @@ def test_ctrl_c_while_reentering_leaves_the_outer_hold_alone(bench, ctrl_c, how)
     assert not held_locks
 
 
+class InterruptedSet(set):
+    """Ctrl-C arrives as soon as an element was added."""
+
+    def add(self, element: object) -> None:
+        super().add(element)
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_an_attempt_leaves_nothing_for_close_to_wait_for(bench) -> None:
+    core = probe.core(client := bench.client())
+    core.in_flight = InterruptedSet()
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("a").acquire()
+    assert not core.in_flight
+
+
 def test_interrupted_close_can_be_repeated(bench, wait_until) -> None:
     # `closed` was set first, so the second close() returned at once and the watchdog renewed the other leases for ever.
     client = bench.client()

@@ -191,8 +191,8 @@ class BaseLock(LeaseAttributes, Generic[L]):
         )
         reports = core.reports() or self.options.on_unavailable == "run"  # which `_on_not_acquired` handles as well
         id_hash = claim.id_hash
-        core.in_flight.add(id_hash)
         try:
+            core.in_flight.add(id_hash)
             if reports:
                 core.emit("attempted", claim)
             lease = await acquire(request)

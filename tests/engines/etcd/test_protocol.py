@@ -38,6 +38,7 @@ from leasehold.model import Gone, Grant, Holder, Holding
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.client_fixtures import run_interrupted
 from tests.support.timing import check_elapsed
 
 
@@ -629,6 +630,22 @@ def test_member_behind_silent_ones_has_its_turn_in_a_later_call(start_member) ->
         rpc.close()
         for proxy in proxies:
             proxy.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_connecting_leaves_the_connection_to_the_next_call() -> None:
+    with rpc_to(FakeServer()) as (rpc, runtime):
+
+        def connect() -> None:
+            run_sync(rpc.get_connection(runtime.now() + 5))
+
+        number = 0
+        while run_interrupted(number := number + 1, connect):
+            connect()
+            rpc.close()
+        assert number > 30
 
 
 def test_write_to_a_slow_reader_works_on_a_high_file_descriptor() -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from leasehold import Client, LeaseLost
+from leasehold.config import EngineConfig
 from leasehold.engines.etcd import watch
 from leasehold.engines.etcd.client_state import EtcdClientState
 from leasehold.engines.etcd.grpc import connect
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
-from leasehold.engines.etcd.rpc import RpcClient
+from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
+from leasehold.engines.etcd.url import parse_url
 from leasehold.engines.etcd.watch import Watcher
+from leasehold.runtime.threads import Threads
 from tests.support import probe
+from tests.support.client_fixtures import run_interrupted
 from tests.support.timing import check_elapsed, check_seconds
 
 WATCH_THREAD, CALL_THREAD = "leasehold-etcd-watch", "leasehold-etcd"
@@ -207,3 +212,24 @@ def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eve
         assert operator.break_lock("job", token=lease.token)
         eventually(lambda: not lease.held)
         check_elapsed(began, 2, "notified, not found at the next renewal")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_watches_are_removed_breaks_no_later_step() -> None:
+    """A step that failed would end the connection of the watch thread, or a release of the claim."""
+    claim_key = ("namespace", "name", "id hash")
+    number, interrupted = 0, True
+    while interrupted:
+        watcher = Watcher(
+            parse_url(EngineConfig.parse("etcd://host", 5.0)), Threads(), ClusterMemory(), lambda *_: None, list
+        )
+        watcher._running = True  # no thread: this test takes its steps
+        watcher.watch_own(claim_key, b"own", 1)
+        watcher.watch_conflict(claim_key, b"ahead", b"", 1, include_puts=False, is_next=True)
+        watcher._deferred = dict.fromkeys(watcher._deferred, 0.0)
+        interrupted = run_interrupted(number := number + 1, partial(watcher.unwatch, claim_key), "etcd/watch.py")
+        watcher._send_due()
+        watcher.unwatch(claim_key)
+        assert not watcher._deferred
+        assert not watcher._watches
+    assert number > 10

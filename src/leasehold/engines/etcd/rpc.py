@@ -309,21 +309,28 @@ class RpcClient:
 
     async def get_connection(self, deadline: float) -> GrpcConnection:
         """The shared connection. If several callers need one at once, the first opens it and the others wait."""
-        while True:
-            with self._mutex:
-                connection = self._connection
-                if connection is not None and connection.failure is None and not connection.going_away:
-                    return connection
-                signal = None
-                if self._connect_waiters is None:
-                    self._connect_waiters, self._connection = [], None
-                else:
+        opens_it = False
+        try:
+            while not opens_it:
+                with self._mutex:
+                    connection = self._connection
+                    if connection is not None and connection.failure is None and not connection.going_away:
+                        return connection
+                    if self._connect_waiters is None:
+                        opens_it = True  # first: if Ctrl-C comes at any later point, the others must not wait
+                        self._connect_waiters, self._connection = [], None
+                        continue
                     signal = self._runtime.signal()
                     self._connect_waiters.append(signal)
-            if signal is None:
-                return await self._connect(deadline)
-            if not await signal.wait(deadline - self._runtime.now()):
-                raise ConnectionBroken("no connection in time")
+                if not await signal.wait(deadline - self._runtime.now()):
+                    raise ConnectionBroken("no connection in time")
+            return await self._connect(deadline)
+        finally:
+            if opens_it:
+                with self._mutex:
+                    waiters, self._connect_waiters = self._connect_waiters or (), None
+                for signal in waiters:
+                    signal.set()
 
     async def _connect(self, deadline: float) -> GrpcConnection:
         try:
@@ -338,11 +345,6 @@ class RpcClient:
         except ConnectionBroken:
             self._switch_member(None)
             raise
-        finally:
-            with self._mutex:
-                waiters, self._connect_waiters = self._connect_waiters or (), None
-            for signal in waiters:
-                signal.set()
         return connection
 
     async def connect_unshared(self, deadline: float) -> GrpcConnection:

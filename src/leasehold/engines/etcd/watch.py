@@ -151,7 +151,8 @@ class Watcher:
 
     def _watches_of(self, claim_key: ClaimKey) -> list[KeyWatch]:
         """The caller holds the mutex."""
-        return [self._watches[watch_id] for watch_id in self._by_claim.get(claim_key, ())]
+        found = map(self._watches.get, self._by_claim.get(claim_key, ()))
+        return [key_watch for key_watch in found if key_watch is not None]  # None: Ctrl-C interrupted its removal
 
     def _add(
         self,
@@ -206,13 +207,14 @@ class Watcher:
 
     def _remove(self, watch_id: int) -> None:
         """The caller holds the mutex."""
+        was_deferred = self._deferred.pop(watch_id, None) is not None  # first: each of these has its watch
         if (removed := self._watches.pop(watch_id, None)) is None:
             return
         watch_ids = self._by_claim[removed.claim_key]
         watch_ids.discard(watch_id)
         if not watch_ids:
             del self._by_claim[removed.claim_key]
-        if self._deferred.pop(watch_id, None) is None:
+        if not was_deferred:
             self._send(messages.encode(messages.WatchRequest(cancel=messages.WatchCancelRequest(watch_id))))
 
     def _send(self, request: bytes) -> None:
