@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import types
 
 import pytest
@@ -64,6 +65,35 @@ def test_caller_that_gives_up_while_it_is_admitted_leaves_room_for_others() -> N
     assert "first" not in limit._under_way
     assert "second" in limit._under_way
     callers["second"].close()
+
+
+def test_new_caller_does_not_overtake_one_that_waits_to_be_sent() -> None:
+    limit = AttemptLimit(SuspendingRuntime(), 5.0, "engine")
+    fill(limit)
+    caller = limit.enter("first", 200.0)
+    caller.send(None)
+    limit._under_way.discard("sent 0")  # another thread gives its place back, and has yet to admit the next
+    assert not limit.try_enter("late")
+    limit.leave("sent 0", answered=True)
+    with pytest.raises(StopIteration):
+        caller.send(None)
+
+
+def test_thread_that_is_admitted_while_the_interpreter_exits_sends_nothing(bench, in_new_thread, wait_until) -> None:
+    core = probe.core(client := bench.client())
+    fill(core.attempts)
+
+    def exit_soon() -> None:
+        wait_until(lambda: core.attempts._waiting)
+        core.exiting = True
+        core.attempts.leave("sent 0", answered=True)
+
+    helper = threading.Thread(target=exit_soon)
+    helper.start()
+    assert isinstance(in_new_thread(client.lock("a").acquire), SystemExit)
+    helper.join(60)
+    assert not bench.transport.calls
+    core.exiting = False
 
 
 def test_ctrl_c_while_a_caller_is_admitted_leaves_it_to_the_next(ctrl_c) -> None:
