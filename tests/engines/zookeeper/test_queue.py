@@ -57,6 +57,7 @@ def test_holders_follow_from_order_kind_and_mode():
         "a claim of another kind in between will be withdrawn"
     )
     assert holder_sequences(node_name(1), node_name(2, "s2")) == [1]
+    assert holder_sequences(node_name(1, "s2"), node_name(2, "s20")) == [1]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["l", "s2", "s3"]), st.sampled_from("xr")), max_size=8), st.data())
