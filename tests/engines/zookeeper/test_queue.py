@@ -31,6 +31,12 @@ def test_node_is_found_by_its_name_and_no_other_name_is():
     ] * 5
 
 
+def test_claim_is_found_by_its_whole_id_hash_alone():
+    queue = NodeQueue([node_name(number) for number in (7, 3, 11)])
+    assert [node.sequence for node in queue.by_id_hash(f"{3:032x}")] == [3]
+    assert queue.by_id_hash(f"{3:032x}"[:-1]) == []
+
+
 def test_joining_a_long_queue_parses_few_of_its_names(monkeypatch):
     """A claim of ten thousand that join or leave one by one reads the names of all the others."""
     parsed = []
