@@ -21,6 +21,7 @@ from leasehold.errors import NotAcquired
 from leasehold.events import Event
 from leasehold.runtime.base import run_sync
 from tests.support import probe
+from tests.support.client_fixtures import InterruptedSet
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 OUTLIVES = {"outlives"}
@@ -43,6 +44,15 @@ def test_taken_over_lease_goes_on_with_the_same_token(bench, wait_until) -> None
     wait_until(lambda: probe.renewed_at(taken) == bench.clock.at)
     assert taken.release()
     assert bench.held_names() == []
+
+
+def test_take_over_that_ctrl_c_ended_can_be_repeated(bench) -> None:
+    text, second = hand_over(bench.client()), bench.client()
+    probe.core(second).in_flight = InterruptedSet()
+    with pytest.raises(KeyboardInterrupt):
+        second.take_over(text)
+    probe.core(second).in_flight = set(probe.core(second).in_flight)
+    assert second.take_over(text).release()
 
 
 def test_with_block_that_hands_over_is_left_without_error(bench) -> None:

@@ -10,6 +10,7 @@ import pytest
 from leasehold import AsyncClient
 from leasehold.client.held_locks import HeldLocks
 from tests.support import probe
+from tests.support.client_fixtures import InterruptedSet
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning"),
@@ -165,14 +166,6 @@ def test_ctrl_c_while_reentering_leaves_the_outer_hold_alone(bench, ctrl_c, how)
         assert lease.held
     assert not lease.held
     assert not held_locks
-
-
-class InterruptedSet(set):
-    """Ctrl-C arrives as soon as an element was added."""
-
-    def add(self, element: object) -> None:
-        super().add(element)
-        raise KeyboardInterrupt
 
 
 def test_ctrl_c_before_an_attempt_leaves_nothing_for_close_to_wait_for(bench) -> None:

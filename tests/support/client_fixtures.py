@@ -208,6 +208,14 @@ def counting_function() -> type[CountingFunction]:
     return CountingFunction
 
 
+class InterruptedSet(set[str]):
+    """Ctrl-C arrives as soon as an element was added."""
+
+    def add(self, element: str) -> None:
+        super().add(element)
+        raise KeyboardInterrupt
+
+
 class CtrlCTracer:
     """Raises KeyboardInterrupt at the nth point: each call and return in the package, and each line of the given files.
 

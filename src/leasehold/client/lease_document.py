@@ -264,8 +264,8 @@ async def take_over(core: ClientCore, lease_type: type[L], text: str) -> L:
         raise ConfigError(f"this client has already taken over the lease of {claim.name}")
     check_ttl(claim.ttl, core.options.max_ttl)
     engine, id_hash, runtime = core.engine(), claim.id_hash, core.runtime
-    core.in_flight.add(id_hash)
     try:
+        core.in_flight.add(id_hash)
         asked_at, connection_epoch = runtime.now(), core.registry.connection_epoch  # before it is sent (E8)
         alive = await _renewed(core, engine, claim, claim.token)
         await _use_ticket(core, engine, document)
