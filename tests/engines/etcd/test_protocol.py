@@ -221,6 +221,21 @@ def test_keys_of_several_pages_are_listed_once_and_as_of_the_first_page(monkeypa
     assert names == ["n0", "n1", "n2", "n3"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (messages.EmptyMessage, b"\x0a\x01\x08\x10\x01"),  # the integer of the header is behind its end
+        (messages.EmptyMessage, b"\x0a" + messages._varint(-11)),  # the header ends where its field begins
+        (messages.KeyValue, b"\x0a\x01\x03\x0a" + messages._varint(-12)),  # the key ends inside an earlier one
+        (messages.EmptyMessage, b"\x10" + b"\x80" * 9),  # an unknown integer
+        (messages.EmptyMessage, b"\x12" + messages._varint(-11)),  # an unknown text ends where its field begins
+    ],
+)
+def test_field_that_leaves_its_message_is_refused(kind: type, data: bytes) -> None:
+    with pytest.raises(messages.MalformedReply, match="truncated"):
+        messages.decode(kind, data)
+
+
 def test_unknown_message_fields_are_skipped() -> None:
     known = messages.encode(messages.LeaseTtlResponse(messages.ResponseHeader(1, 2), 3, 4))
     unknown = b"\xf8\x06\x01" + b"\xfa\x06\x03abc" + b"\xfd\x06\x00\x00\x00\x00" + b"\xf9\x06" + bytes(8)
