@@ -12,6 +12,7 @@ import pytest
 
 import leasehold
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, MultiLock, NotAcquired, SelfDeadlock, Unavailable
+from leasehold.client import any_of
 from leasehold.client.any_of import _Member
 from tests.support import probe
 
@@ -318,6 +319,25 @@ def test_ctrl_c_at_every_point_of_any_of_leaves_nothing(bench, wait_until, ctrl_
         lease.release()
     assert not probe.held_locks(client)._held
     assert not probe.registry(client).waiting
+
+
+def test_ctrl_c_after_the_grant_of_a_pool_releases_it_at_once(bench, monkeypatch, wait_until) -> None:
+    """The traceback keeps the lease as long as the error is kept, as in a notebook."""
+
+    async def attempt_none(_) -> None:
+        return None
+
+    def interrupted(members, leave_all=any_of._leave_all) -> None:
+        leave_all(members)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(any_of._PoolAcquire, "_attempt_each", attempt_none)
+    monkeypatch.setattr(any_of, "_leave_all", interrupted)
+    client = bench.client(ttl=600)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        client.any_of(["a", "b"]).acquire()
+    wait_until(lambda: bench.held_names() == [])
+    assert caught.value.__traceback__ is not None
 
 
 def test_interrupt_while_leaving_one_queue_leaves_the_others_too(bench, monkeypatch, wait_until) -> None:

@@ -236,6 +236,12 @@ def test_field_that_leaves_its_message_is_refused(kind: type, data: bytes) -> No
         messages.decode(kind, data)
 
 
+@pytest.mark.parametrize("field", [b"\x12\x01\x01", b"\x11" + bytes(8), b"\x08\x01"])
+def test_known_field_of_another_wire_type_is_refused(field: bytes) -> None:
+    with pytest.raises(messages.MalformedReply, match="wrong wire type"):
+        messages.decode(messages.LeaseTtlResponse, field)
+
+
 def test_unknown_message_fields_are_skipped() -> None:
     known = messages.encode(messages.LeaseTtlResponse(messages.ResponseHeader(1, 2), 3, 4))
     unknown = b"\xf8\x06\x01" + b"\xfa\x06\x03abc" + b"\xfd\x06\x00\x00\x00\x00" + b"\xf9\x06" + bytes(8)
