@@ -112,6 +112,8 @@ async def decorate_functions(client: AsyncClient) -> None:
         return lease.token + len(item)
 
     assert_type(await with_lease("teapot"), int)
+    assert_type(asyncio.create_task(with_lease("teapot")), asyncio.Task[int])
+    with_lease("teapot")  # type: ignore[unused-coroutine]
     await with_lease("teapot", lease=None)  # type: ignore[call-arg]
 
 

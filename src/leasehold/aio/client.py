@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from datetime import tzinfo
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -56,26 +56,28 @@ class Decorator(Protocol):
     """What `locked` and `once_per` return. The decorated function is awaited, and has no parameter `lease`."""
 
     @overload
-    def __call__(self, fn: Callable[Concatenate[AsyncLease, P], Awaitable[T]], /) -> Callable[P, Awaitable[T]]: ...
+    def __call__(
+        self, fn: Callable[Concatenate[AsyncLease, P], Awaitable[T]], /
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a function of `Any` fits both
         self, fn: Callable[Concatenate[S, AsyncLease, P], Awaitable[T]], /
-    ) -> Callable[Concatenate[S, P], Awaitable[T]]: ...
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]: ...
 
     @overload
-    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Callable[P, Awaitable[T]]: ...
+    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     @overload
-    def __call__(self, fn: Callable[Concatenate[AsyncLease, P], T], /) -> Callable[P, Awaitable[T]]: ...
+    def __call__(self, fn: Callable[Concatenate[AsyncLease, P], T], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
     @overload
     def __call__(
         self, fn: Callable[Concatenate[S, AsyncLease, P], T], /
-    ) -> Callable[Concatenate[S, P], Awaitable[T]]: ...
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]: ...
 
     @overload
-    def __call__(self, fn: Callable[P, T], /) -> Callable[P, Awaitable[T]]: ...
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
 
 class SkipDecorator(Protocol):
@@ -84,26 +86,28 @@ class SkipDecorator(Protocol):
     @overload
     def __call__(
         self, fn: Callable[Concatenate[AsyncLease, P], Awaitable[T]], /
-    ) -> Callable[P, Awaitable[T | None]]: ...
+    ) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a function of `Any` fits both
         self, fn: Callable[Concatenate[S, AsyncLease, P], Awaitable[T]], /
-    ) -> Callable[Concatenate[S, P], Awaitable[T | None]]: ...
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T | None]]: ...
 
     @overload
-    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Callable[P, Awaitable[T | None]]: ...
+    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
 
     @overload
-    def __call__(self, fn: Callable[Concatenate[AsyncLease, P], T], /) -> Callable[P, Awaitable[T | None]]: ...
+    def __call__(
+        self, fn: Callable[Concatenate[AsyncLease, P], T], /
+    ) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
 
     @overload
     def __call__(
         self, fn: Callable[Concatenate[S, AsyncLease, P], T], /
-    ) -> Callable[Concatenate[S, P], Awaitable[T | None]]: ...
+    ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T | None]]: ...
 
     @overload
-    def __call__(self, fn: Callable[P, T], /) -> Callable[P, Awaitable[T | None]]: ...
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
 
 
 class AsyncClient(BaseClient):
@@ -196,7 +200,7 @@ class AsyncClient(BaseClient):
         The name is a template over the function's arguments, such as `@client.locked("user:{user_id}")`. Options and
         `on_busy` as for `Client.locked`."""
 
-        def decorate(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
             locked_function = LockedFunction(fn, name, on_busy, blocking=False)
             self._lock_options("locked()", options)
 
@@ -252,7 +256,7 @@ class AsyncClient(BaseClient):
         Options and errors as for `Client.once`."""
         options = OnceOptions(check_keep(keep), on_failure, "", max_result)
 
-        def decorate(fn: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
             locked_function = LockedFunction(fn, key, "wait", blocking=False)
 
             async def run(*args: Any, **kwargs: Any) -> Any:
