@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -256,3 +257,25 @@ def test_refused_connection_is_unavailable_at_once() -> None:
         assert "hunter2" not in str(caught.value) + repr(client) + repr(caught.value.__cause__)
         assert str(port) in str(caught.value)
     check_elapsed(began, 2, "the client waited although nothing was sent")
+
+
+@pytest.mark.parametrize("reply", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "closed", "http"])
+def test_server_that_does_not_answer_is_named_in_the_error(reply: bytes | None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
+        port, accepted = listener.getsockname()[1], []
+
+        def answer() -> None:
+            with suppress(OSError):  # closed
+                while True:
+                    accepted.append(listener.accept()[0])
+                    if reply is not None:
+                        accepted[-1].sendall(reply)
+                        accepted[-1].close()
+
+        threads.submit(answer)
+        with Client(f"etcd://127.0.0.1:{port}", call_timeout=0.2) as client, pytest.raises(Unavailable) as caught:
+            client.lock("a").acquire()
+        listener.shutdown(socket.SHUT_RDWR)
+    for connection in accepted:
+        connection.close()
+    assert f"etcd at 127.0.0.1:{port} did not answer" in str(caught.value)

@@ -134,7 +134,17 @@ class RpcClient:
         self._begin_behind(first)
         seconds = self._runtime.now() - started_at
         within = f" in {seconds:.1f} s" if seconds >= 0.05 else ""
-        raise _no_answer(f"etcd did not answer{within}: {last_status.text}", no_leader, seconds)
+        raise self._no_answer(within, last_status.text, no_leader, seconds)
+
+    def _no_answer(self, to_what: str, why: str, no_leader: bool, seconds: float | None = None) -> Unavailable:
+        """`no_leader`: a member has answered that it has none."""
+        members = ", ".join(map(str, self._url.endpoints))
+        text = f"etcd at {members} did not answer{to_what}: {why.removeprefix(f'{members}: ')}"
+        if no_leader:
+            text += (
+                "; a member that answered has no leader: it is cut off from the majority, or an election is under way"
+            )
+        return Unavailable(text, engine="etcd", seconds=seconds, no_majority=no_leader)
 
     async def _pause(self, tries: int, deadline: float) -> None:
         pause = backoff(tries, _PAUSE, _MAX_PAUSE, 0.5 + self._runtime.random() / 2)
@@ -153,7 +163,7 @@ class RpcClient:
             left = deadline - self._runtime.now()
             if left <= 0 or (failures > len(self._url.endpoints) and not self._ever_answered):
                 self._begin_behind(first)
-                raise _no_answer(f"etcd did not answer a keep-alive: {last_error}", no_leader)
+                raise self._no_answer(" a keep-alive", last_error, no_leader)
             try:
                 await self._keep_alive_once(missing, ttls, self._member_deadline(left))
             except ConnectionBroken as error:
@@ -445,13 +455,6 @@ def _decode_one(method: RpcMethod[M], payloads: list[bytes]) -> M:
 def _note_unconfirmed(unconfirmed: list[str] | None, status: GrpcStatus) -> None:
     if unconfirmed is not None:
         unconfirmed.append(status.text)
-
-
-def _no_answer(text: str, no_leader: bool, seconds: float | None = None) -> Unavailable:
-    """`no_leader`: a member has answered that it has none."""
-    if no_leader:
-        text += "; a member that answered has no leader: it is cut off from the majority, or an election is under way"
-    return Unavailable(text, engine="etcd", seconds=seconds, no_majority=no_leader)
 
 
 def _has_no_leader(status: GrpcStatus) -> bool:
