@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -181,6 +182,15 @@ def test_silent_engine_delays_the_end_of_run_for_two_seconds_at_most(shell, tmp_
     assert err == (
         "leasehold: the engine did not confirm the release of j in time: it may stay held until its ttl is over\n"
     )
+
+
+@pytest.mark.extended
+def test_run_of_silent_lock_server_ends_soon_after_its_call_timeout(shell):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        done = shell("-u", f"http://127.0.0.1:{silent.getsockname()[1]}", "run", "j", "--", "echo", "ran")
+        check_elapsed(began, 9.5)  # 5 + 2, and time to start and end; it was ten and more
+    assert (done.returncode, done.stdout) == (69, "")
 
 
 def test_child_environment_lacks_the_claim_id(shell):

@@ -30,7 +30,7 @@ from leasehold.cli.run.child import CannotRun, Child
 from leasehold.cli.run.result_file import RunResult
 from leasehold.cli.run.signals import Interrupted, SignalQueue
 from leasehold.cli.run.supervisor import OnLost, Supervisor
-from leasehold.cli.run.telemetry import RunTelemetry, telemetry_options
+from leasehold.cli.run.telemetry import RunHooks, RunTelemetry, telemetry_options
 from leasehold.cli.run.terminal import Terminal
 from leasehold.config import API_KEY_VARIABLE, URL_VARIABLE
 from leasehold.core import timing
@@ -186,29 +186,37 @@ class RunJob(NamedTuple):
                     ttl=self.run_options.ttl, on_event=hooks.hook, drift=self.run_options.drift
                 ) as client,
             ):
-                lock = self.lock(client)
-                began = time.monotonic()
                 try:
-                    lease = self._acquire(lock)
-                except NotAcquired as busy:
-                    self.result.busy(busy, self.busy_code)
-                    if self.busy_code != exit_codes.OK or self._interactive:  # cron sends a mail for every line
-                        advice = "" if busy.waited else "; pass -w SECS to wait for it"
-                        self.console.say(render.busy_text(busy) + advice)
-                    return
-                self.result.granted(lease, time.monotonic() - began)
-                self.console.say(f"acquired {self.name} (token {lease.token})", detail=True)
-                signal_queue = SignalQueue()
-                try:
-                    self._run_child(lease, child, signal_queue, hooks.environment(lease))
+                    lease = self._hold_and_run(client, child, hooks)
                 finally:
-                    signal_queue.close()
-                    # Leaving the block releases the lease. A silent engine must not delay the caller, who waits for
-                    # CMD: a release that is not confirmed by then leaves the name to its ttl.
+                    # Leaving the block releases the lease, or undoes an attempt without an answer. A silent engine must
+                    # not delay the caller: a release that is not confirmed by then leaves the name to its ttl.
                     client._core.options = client._core.options.replace(call_timeout=RELEASE_TIMEOUT)
-            self._check_release(lease)
+            if lease is not None:
+                self._check_release(lease)
         finally:
             child.abandon()
+
+    def _hold_and_run(self, client: Client, child: Child, hooks: RunHooks) -> Lease | None:
+        """Acquire the lease, and run CMD under it. None: the name is busy."""
+        lock = self.lock(client)
+        began = time.monotonic()
+        try:
+            lease = self._acquire(lock)
+        except NotAcquired as busy:
+            self.result.busy(busy, self.busy_code)
+            if self.busy_code != exit_codes.OK or self._interactive:  # cron sends a mail for every line
+                advice = "" if busy.waited else "; pass -w SECS to wait for it"
+                self.console.say(render.busy_text(busy) + advice)
+            return None
+        self.result.granted(lease, time.monotonic() - began)
+        self.console.say(f"acquired {self.name} (token {lease.token})", detail=True)
+        signal_queue = SignalQueue()
+        try:
+            self._run_child(lease, child, signal_queue, hooks.environment(lease))
+        finally:
+            signal_queue.close()
+        return lease
 
     def _check_release(self, lease: Lease) -> None:
         """If the engine no longer had the grant when it was released, another holder may have worked beside CMD. The
