@@ -115,6 +115,13 @@ def test_help_goes_to_stdout(shell):
         assert done.stderr == ""
 
 
+@pytest.mark.parametrize("words", [["leasehold", "-u"], ["leasehold", "ls", "-o"], ["leasehold", "run", "--ttl"]])
+def test_usage_error_of_a_missing_value_shows_the_usage_of_its_command(shell, words):
+    done = shell(*words[1:])
+    assert done.returncode == 64
+    assert done.stderr.splitlines()[-1] == f"Try '{' '.join(words[:-1])} --help'."
+
+
 def test_missing_command_prints_help_to_stderr_and_is_64(shell):
     done = shell()
     assert done.returncode == 64

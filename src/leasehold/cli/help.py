@@ -79,6 +79,13 @@ class Command(click.Command):
             possible.add(exit_codes.NOT_PERMITTED)
         self.codes = sorted(possible)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves it out if the value of an option is missing
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not self._is_program:
             formatter.write_paragraph()
