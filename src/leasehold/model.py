@@ -68,7 +68,7 @@ class Claim(NamedTuple):
 class Grant(NamedTuple):
     """The engine's yes. `ttl` is the life left when the engine answered, even if the grant is repeated (E8)."""
 
-    token: int
+    token: int  # 1 or more: the client refuses a grant without a token
     ttl: float
     slot: int | None = None
 

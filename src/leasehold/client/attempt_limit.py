@@ -70,7 +70,7 @@ class AttemptLimit:
                 await caller.signal.wait(left)
         finally:
             caller.ended = True  # first: another thread may be about to admit it
-            if not caller.admitted or (self._waiting and self._waiting[0] is caller):
+            if not caller.admitted:  # else `_admit` removes it
                 self._remove(caller)
 
     def _refusal(self, entered_at: float) -> NotSent:
