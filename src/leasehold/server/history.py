@@ -21,7 +21,7 @@ from leasehold.events import Event
 from leasehold.model import Claim, Holding
 from leasehold.server import incidents, merging
 from leasehold.server.fair_table import FairTable, Tally
-from leasehold.server.past import AtRisk, Incident, Owner, PastGrant, PastWait, Refusal, Renewal, Stats
+from leasehold.server.past import AtRisk, Incident, Owner, PastGrant, PastRenewal, PastWait, Refusal, Stats
 from leasehold.server.picture import Picture, Snapshot, Who
 from leasehold.server.stats import Hour
 
@@ -250,7 +250,7 @@ class History:
         ttl = event.ttl or 0.0
         self._record_life(event.namespace, event.fingerprint or "", _Life(event.at, ttl, ttl))
         grant.renewed += 1
-        grant.renewals.append(Renewal(event.at, max(0.0, grant.expires_at - event.at)))
+        grant.renewals.append(PastRenewal(event.at, max(0.0, grant.expires_at - event.at)))
         del grant.renewals[:-MAX_RENEWALS]
         if grant.at_risk and grant.at_risk[-1].ended is None:
             grant.at_risk[-1].ended = event.at

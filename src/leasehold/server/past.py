@@ -19,7 +19,7 @@ Token: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 IncidentKind: TypeAlias = Literal["lost", "stale_token", "broken", "engine_down", "no_leader", "deadlock"]
 
 
-class Renewal(Struct, array_like=True):
+class PastRenewal(Struct, array_like=True):
     at: Instant
     left: float | None  # seconds of the ttl that were left before it
 
@@ -57,7 +57,7 @@ class PastGrant(Struct, kw_only=True):
         bool,
         Meta(description="The grant was made elsewhere: `granted_at` is when a server first saw it."),
     ] = False
-    renewals: Annotated[list[Renewal], Meta(description="The latest; `renewed` counts all.")] = field(
+    renewals: Annotated[list[PastRenewal], Meta(description="The latest; `renewed` counts all.")] = field(
         default_factory=list
     )
     renewed: Count = 0

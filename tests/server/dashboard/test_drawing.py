@@ -6,7 +6,7 @@ import pytest
 
 from leasehold.server.dashboard import charts, timeline, words
 from leasehold.server.dashboard.page_data import MAX_STEADY, Steady
-from leasehold.server.past import PastGrant, PastWait, Refusal, Renewal
+from leasehold.server.past import PastGrant, PastRenewal, PastWait, Refusal
 
 NOW = 1_794_840_000.0
 
@@ -75,7 +75,7 @@ def test_timeline_tells_a_loss_in_order():
         NOW - 47,
         end="lost",
         reason="expired",
-        renewals=[Renewal(NOW - 57, 7.0)],
+        renewals=[PastRenewal(NOW - 57, 7.0)],
         refused=[Refusal(NOW - 30, "sql", 8)],
     )
     after = grant(8, NOW - 46, None)
