@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from leasehold.server.auth import ANYONE, Caller
-from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, Bodies, Connection, Limits
-from leasehold.server.problems import Overloaded, TooMany
+from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, Bodies, CountedConnection, Limits
+from leasehold.server.problems import ServerOverloaded, TooMany
 from leasehold.server.settings import LimitSettings
 
 WEB, CRON = Caller("web", ()), Caller("cron", ())
@@ -31,7 +31,7 @@ def test_attempts_are_refused_first_and_renewals_never(under_way, refused):
     fill(limits, under_way)
     for kind in ("attempt", "read", "release", "renew"):
         if kind in refused:
-            with pytest.raises(Overloaded) as error:
+            with pytest.raises(ServerOverloaded) as error:
                 limits.call(WEB, kind)
             assert error.value.status == 503
             assert error.value.fields["done"] is False
@@ -43,7 +43,7 @@ def test_attempts_are_refused_first_and_renewals_never(under_way, refused):
 
 def test_one_call_is_admitted_when_the_limit_is_one():
     limits = Limits(LimitSettings(calls=1))
-    with limits.call(WEB, "attempt"), pytest.raises(Overloaded):
+    with limits.call(WEB, "attempt"), pytest.raises(ServerOverloaded):
         limits.call(CRON, "attempt")
     limits.call(CRON, "attempt").end()
 
@@ -58,7 +58,7 @@ def test_call_that_fails_is_no_longer_counted():
 
 def test_connection_is_counted_for_the_key_that_uses_it():
     limits = Limits(LimitSettings(connections_per_key=1))
-    first, second = Connection(), Connection()
+    first, second = CountedConnection(), CountedConnection()
     assert [limits.connection(WEB, first), limits.connection(WEB, first)] == [True, True]
     assert limits.connection(WEB, second) is False
     assert limits.connection(CRON, first), "a proxy may use it for another caller"
@@ -66,21 +66,21 @@ def test_connection_is_counted_for_the_key_that_uses_it():
     for connection in (first, second, second):
         connection.end()
     assert limits._connections == {}, "nothing is kept for a key without connections"
-    assert all(limits.connection(ANYONE, Connection()) for _ in range(3))
+    assert all(limits.connection(ANYONE, CountedConnection()) for _ in range(3))
     assert limits.refused == {"connections_per_key": 1}
 
 
 def test_waiters_of_all_callers_are_limited():
     limits = Limits(LimitSettings(waiters=2))
     first, _ = limits.waiter(WEB), limits.waiter(CRON)
-    with pytest.raises(Overloaded) as error:
+    with pytest.raises(ServerOverloaded) as error:
         limits.waiter(ANYONE)
     assert (error.value.status, error.value.kind, error.value.fields) == (503, "overloaded", {"done": False})
     first.end()
     first.end()
     assert limits.waiters == 1, "an end that is repeated counts once"
     limits.waiter(ANYONE)
-    with pytest.raises(Overloaded):
+    with pytest.raises(ServerOverloaded):
         limits.waiter(ANYONE)
 
 
@@ -107,7 +107,7 @@ def test_limit_per_key_is_reported_before_the_limit_of_all():
     limits.waiter(WEB)
     with pytest.raises(TooMany):
         limits.waiter(WEB)
-    with pytest.raises(Overloaded):
+    with pytest.raises(ServerOverloaded):
         limits.waiter(CRON)
 
 
@@ -122,7 +122,7 @@ def test_bulkhead_of_name_and_namespace_leaves_room_for_others(what, per, same, 
         return limits.call(WEB, "attempt", namespace, name) if what == "calls" else limits.waiter(WEB, namespace, name)
 
     entered = [enter("s", "a") for _ in range(2)]
-    with pytest.raises(Overloaded, match=f"this {per} has 2 {what}"):
+    with pytest.raises(ServerOverloaded, match=f"this {per} has 2 {what}"):
         enter(*same)
     enter(*other).end()
     entered[0].end()
@@ -162,7 +162,7 @@ def test_zero_means_no_bulkhead():
 
 def test_refused_waiter_leaves_no_count_behind():
     limits = Limits(LimitSettings(waiters=0))
-    with pytest.raises(Overloaded):
+    with pytest.raises(ServerOverloaded):
         limits.waiter(WEB, "s", "x")
     assert len(limits._waiters) == 0
     assert limits.waiters == 0
@@ -174,9 +174,9 @@ def test_refused_waiter_leaves_no_count_behind():
 def test_bodies_of_one_caller_leave_room_for_those_of_others():
     """Else one key, or a stranger without one, could have the renewals of all others refused."""
     limits, bodies = Limits(LimitSettings()), Bodies(100, 40)
-    strangers, web, cron = Connection(bodies), Connection(bodies), Connection(bodies)
+    strangers, web, cron = CountedConnection(bodies), CountedConnection(bodies), CountedConnection(bodies)
     strangers.keep_body(40)
-    assert not Connection(bodies).has_room(1), "all callers that are not known yet count together"
+    assert not CountedConnection(bodies).has_room(1), "all callers that are not known yet count together"
     limits.connection(WEB, web)
     web.keep_body(40)
     limits.connection(CRON, cron)
@@ -189,12 +189,12 @@ def test_bodies_of_one_caller_leave_room_for_those_of_others():
 
 def test_body_that_came_before_its_caller_was_known_counts_for_the_caller():
     limits, bodies = Limits(LimitSettings(connections_per_key=0)), Bodies(100, 40)
-    web, anyone = Connection(bodies), Connection(bodies)
+    web, anyone = CountedConnection(bodies), CountedConnection(bodies)
     web.keep_body(40)
     limits.connection(WEB, web)
     anyone.keep_body(40)
     limits.connection(ANYONE, anyone)
-    assert Connection(bodies).has_room(20)
+    assert CountedConnection(bodies).has_room(20)
     assert not web.has_room(1)
     assert anyone.has_room(20), "without authentication there are no limits per caller"
     anyone.drop_bodies()

@@ -24,7 +24,7 @@ from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator, certificate_names
 from leasehold.server.dashboard.routes import Dashboard
 from leasehold.server.history import History
-from leasehold.server.limits import CONNECTION, Admitted, Connection, Limits
+from leasehold.server.limits import CONNECTION, Admitted, CountedConnection, Limits
 from leasehold.server.messages import EventStream, Request, Response, problem_response, read_query
 from leasehold.server.peers import Peer, Peers
 from leasehold.server.picture import MAX_AGE, Pictures
@@ -403,7 +403,7 @@ class App:
             lambda: _read_body(receive),
             hung_up,
             certificate_names(scope),
-            scope.get("extensions", {}).get(CONNECTION) or Connection(),
+            scope.get("extensions", {}).get(CONNECTION) or CountedConnection(),
         )
         answer = await self.answer(request)
         if isinstance(answer, EventStream):

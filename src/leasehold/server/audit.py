@@ -9,7 +9,7 @@ from leasehold import tracing
 from leasehold.errors import ConfigError
 from leasehold.events import Event
 from leasehold.server.messages import Request
-from leasehold.server.problems import Forbidden, Overloaded
+from leasehold.server.problems import Forbidden, ServerOverloaded
 from leasehold.telemetry.audit.file import AuditFile, fields_of
 
 
@@ -27,7 +27,7 @@ class Audit:
                 self.file.check()
             except (OSError, ConfigError):
                 detail = "the audit log cannot be written, so this server grants nothing: ask another"
-                raise Overloaded(detail, retry_after=None) from None  # an outage: waiters are not kept waiting
+                raise ServerOverloaded(detail, retry_after=None) from None  # an outage: waiters are not kept waiting
 
     def note(self, event: Event, request: Request) -> None:
         found = fields_of(event)

@@ -31,21 +31,21 @@ _WAIT: Final = 50.0  # seconds, of one request
 _log = logging.getLogger("leasehold.server.demo")
 
 
-class Lease(NamedTuple):
+class DemoLease(NamedTuple):
     name: str
     claim_id: str
     token: int
     ttl: float
 
 
-class Client:
+class DemoClient:
     """One client of the demo. Its owner shows which claims belong together, so that deadlocks can be found."""
 
     def __init__(self, app: App, label: str, chance: random.Random) -> None:
         self.label, self._app, self._chance = label, app, chance
         self._owner = f"{chance.getrandbits(32):08x}"
 
-    async def acquire(self, name: str, ttl: float = 10.0, wait: float = _WAIT, **more: Any) -> Lease | None:
+    async def acquire(self, name: str, ttl: float = 10.0, wait: float = _WAIT, **more: Any) -> DemoLease | None:
         claim_id = f"{self._owner}.{self._chance.getrandbits(128):032x}"
         answer = await self._post(
             "/v1/acquire", {"name": name, "id": claim_id, "ttl": ttl, "wait": wait, "holder": self.label, **more}
@@ -53,9 +53,9 @@ class Client:
         if answer is None:
             await self._post("/v1/release", {"name": name, "id": claim_id})
             return None
-        return Lease(name, claim_id, answer["token"], ttl)
+        return DemoLease(name, claim_id, answer["token"], ttl)
 
-    async def hold(self, lease: Lease, seconds: float) -> bool:
+    async def hold(self, lease: DemoLease, seconds: float) -> bool:
         """Hold it for this long, and renew it in time. False: it was lost."""
         left = seconds
         while left > 0:
@@ -65,11 +65,11 @@ class Client:
                 return False
         return True
 
-    async def renew(self, lease: Lease) -> bool:
+    async def renew(self, lease: DemoLease) -> bool:
         body = {"name": lease.name, "id": lease.claim_id, "token": lease.token, "ttl": lease.ttl}
         return await self._post("/v1/renew", body) is not None
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: DemoLease) -> None:
         await self._post("/v1/release", {"name": lease.name, "id": lease.claim_id})
 
     async def use(self, name: str, seconds: float, **more: Any) -> None:
@@ -92,7 +92,7 @@ class Client:
         return found
 
 
-class Demo:
+class ExampleTraffic:
     """The example traffic of one server."""
 
     def __init__(self, app: App, seed: int = 7) -> None:
@@ -127,13 +127,13 @@ class Demo:
         self._run("loader-2", self._cross("stock/23", "stock/17", second, first), pause=(60.0, 90.0))
 
     def _run_several(
-        self, label: str, count: int, work: Callable[[Client], Awaitable[None]], pause: tuple[float, float]
+        self, label: str, count: int, work: Callable[[DemoClient], Awaitable[None]], pause: tuple[float, float]
     ) -> None:
         for number in range(1, count + 1):
             self._run(f"{label}-{number}", work, pause)
 
-    def _run(self, label: str, work: Callable[[Client], Awaitable[None]], pause: tuple[float, float]) -> None:
-        client = Client(self._app, label, self._chance)
+    def _run(self, label: str, work: Callable[[DemoClient], Awaitable[None]], pause: tuple[float, float]) -> None:
+        client = DemoClient(self._app, label, self._chance)
 
         async def forever() -> None:
             while True:
@@ -147,7 +147,7 @@ class Demo:
 
     # ---------------------------------------------------------------- what clients do
 
-    async def _settle(self, client: Client) -> None:
+    async def _settle(self, client: DemoClient) -> None:
         """Long holds and a queue. Now and then a settler is paused: it loses its lease, and writes nevertheless."""
         batch = f"settle batch {self._chance.randint(1, 40)}"
         lease = await client.acquire("orders/settlement", purpose=batch, delay=1.0)
@@ -162,7 +162,7 @@ class Demo:
         if await client.hold(lease, self._chance.uniform(5.0, 14.0)):
             await client.release(lease)
 
-    def _refuse(self, client: Client, lease: Lease) -> None:
+    def _refuse(self, client: DemoClient, lease: DemoLease) -> None:
         """The late write of a paused holder, and the fence that refuses it."""
         grants = self._app.history.grants(NAMESPACE, lease.name)
         seen = max((grant.token or 0 for grant in grants), default=0)
@@ -179,37 +179,37 @@ class Demo:
             reason="the fence has seen a higher token",
         )
 
-    async def _encode(self, client: Client) -> None:
+    async def _encode(self, client: DemoClient) -> None:
         await client.use("media/encode", self._chance.uniform(2.0, 9.0), limit=3, purpose="encode a film")
 
-    async def _sell(self, client: Client) -> None:
+    async def _sell(self, client: DemoClient) -> None:
         if self._chance.random() < 0.7:
             await client.use(f"user:{self._chance.randint(1000, 9999)}", self._chance.uniform(0.05, 0.6), wait=1.0)
         else:
             await client.use(f"stock/{self._chance.randint(14, 19)}", self._chance.uniform(0.3, 1.6), wait=5.0)
 
-    async def _report(self, client: Client) -> None:
+    async def _report(self, client: DemoClient) -> None:
         await client.use("reports/monthly", self._chance.uniform(6.0, 12.0), ttl=12.0, purpose="monthly report")
 
-    async def _lead(self, client: Client) -> None:
+    async def _lead(self, client: DemoClient) -> None:
         await client.use("scheduler", 600.0, ttl=8.0, purpose="the leader plans jobs")
 
-    async def _read_settings(self, client: Client) -> None:
+    async def _read_settings(self, client: DemoClient) -> None:
         await client.use("settings", self._chance.uniform(0.5, 4.0), mode="shared", wait=5.0)
 
-    async def _configure(self, client: Client) -> None:
+    async def _configure(self, client: DemoClient) -> None:
         await client.use("settings", 0.4, wait=20.0, purpose="new prices")
 
-    async def _index(self, client: Client) -> None:
+    async def _index(self, client: DemoClient) -> None:
         await client.use("search/reindex", self._chance.uniform(20.0, 40.0), ttl=15.0, purpose="rebuild the index")
 
-    async def _close_day(self, client: Client) -> None:
+    async def _close_day(self, client: DemoClient) -> None:
         await client.use("billing/close-day", 0.2, min_hold=5.0, wait=5.0, purpose="once a day")
 
-    async def _pack(self, client: Client) -> None:
+    async def _pack(self, client: DemoClient) -> None:
         await client.use(f"pack/line-{self._chance.randint(2, 3)}", 2.0, wait=20.0)
 
-    async def _go_quiet(self, client: Client) -> None:
+    async def _go_quiet(self, client: DemoClient) -> None:
         """Takes three locks and is killed: they expire by themselves."""
         names = ("pack/line-2", "pack/line-3", "labels/printer")
         leases = [await client.acquire(name, ttl=20.0, purpose="pack parcels") for name in names]
@@ -220,10 +220,10 @@ class Demo:
 
     def _cross(
         self, name: str, other: str, mine: asyncio.Event, theirs: asyncio.Event
-    ) -> Callable[[Client], Awaitable[None]]:
+    ) -> Callable[[DemoClient], Awaitable[None]]:
         """Two clients that take the same two locks in opposite order: a deadlock, until both give up."""
 
-        async def work(client: Client) -> None:
+        async def work(client: DemoClient) -> None:
             lease = await client.acquire(name, ttl=30.0, wait=20.0)
             mine.set()
             if lease is not None:

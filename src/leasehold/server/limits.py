@@ -16,7 +16,7 @@ from math import ceil
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from leasehold.server.auth import Caller
-from leasehold.server.problems import Overloaded, Problem, TooMany
+from leasehold.server.problems import Problem, ServerOverloaded, TooMany
 from leasehold.server.settings import LimitSettings
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Limits:
             "waiters", settings.waiters_per_key, settings.waiters_per_namespace, settings.waiters_per_name, self.refused
         )
 
-    def connection(self, caller: Caller, connection: Connection) -> bool:
+    def connection(self, caller: Caller, connection: CountedConnection) -> bool:
         """Count an open connection for the key that uses it now. False: this key has too many, so this one is not
         counted, and must be closed after its answer."""
         connection.identify(caller)
@@ -65,21 +65,21 @@ class Limits:
         return True
 
     def call(self, caller: Caller, kind: Class, namespace: str | None = None, name: str = "") -> Admitted:
-        """A call of the engine, until the `with` ends. Raises Overloaded or TooMany before anything is sent.
+        """A call of the engine, until the `with` ends. Raises ServerOverloaded or TooMany before anything is sent.
         `namespace` is None for a call that is about no namespace."""
         most = self._most.get(kind)  # None: never refused
         if most is not None and self.calls >= most:
-            raise self._refuse("calls", Overloaded(f"{self.calls} calls are under way at this server: retry"))
+            raise self._refuse("calls", ServerOverloaded(f"{self.calls} calls are under way at this server: retry"))
         counted = self._calls.enter(caller, namespace, name) if kind in _IN_BULKHEADS else ()
         self.calls += 1
         return Admitted(self, "calls", self._calls, counted)
 
     def waiter(self, caller: Caller, namespace: str = "", name: str = "") -> Admitted:
-        """A waiter in a queue, until the `with` ends. Raises TooMany if this key has too many, else Overloaded."""
+        """A waiter in a queue, until the `with` ends. Raises TooMany (this key has too many) or ServerOverloaded."""
         counted = self._waiters.enter(caller, namespace, name)
         if self.waiters >= self.settings.waiters:
             self._waiters.leave(counted)
-            raise self._refuse("waiters", Overloaded(f"{self.waiters} waiters are queued at this server: retry"))
+            raise self._refuse("waiters", ServerOverloaded(f"{self.waiters} waiters are queued at this server: retry"))
         self.waiters += 1
         return Admitted(self, "waiters", self._waiters, counted)
 
@@ -198,7 +198,7 @@ class Bodies:
                 del self._of[who]
 
 
-class Connection:
+class CountedConnection:
     """An open connection, counted for the key that has used it last until `end`, with the bodies that it has sent."""
 
     __slots__ = ("_bodies", "_caller", "_counts", "_in_memory", "who")
@@ -282,7 +282,7 @@ class Bulkheads:
         self._counts: dict[Hashable, int] = {}
 
     def enter(self, caller: Caller, namespace: str | None, name: str) -> tuple[Hashable, ...]:
-        """Count one more, and return what `leave` takes. Raises TooMany or Overloaded, and then counts nothing."""
+        """Count one more, and return what `leave` takes. Raises TooMany or ServerOverloaded, then counts nothing."""
         counts = self._counts
         entered: list[Hashable] = []
         if self._per_key and caller.limited:
@@ -294,12 +294,12 @@ class Bulkheads:
         if self._per_namespace and namespace is not None:
             if counts.get((namespace,), 0) >= self._per_namespace:
                 self._note("namespace")
-                raise Overloaded(f"this namespace has {self._per_namespace} {self._what} at this server: retry")
+                raise ServerOverloaded(f"this namespace has {self._per_namespace} {self._what} at this server: retry")
             entered.append((namespace,))
         if self._per_name and name:
             if counts.get((namespace, name), 0) >= self._per_name:
                 self._note("name")
-                raise Overloaded(f"this name has {self._per_name} {self._what} at this server: retry")
+                raise ServerOverloaded(f"this name has {self._per_name} {self._what} at this server: retry")
             entered.append((namespace, name))
         for each in entered:
             counts[each] = counts.get(each, 0) + 1

@@ -13,7 +13,7 @@ import msgspec
 from leasehold.errors import ConfigError
 from leasehold.server import problems
 from leasehold.server.auth import ANYONE, Caller, Verb
-from leasehold.server.limits import Connection
+from leasehold.server.limits import CountedConnection
 from leasehold.server.problems import Forbidden, Problem, invalid
 from leasehold.server.routes import ClientKey
 
@@ -40,7 +40,7 @@ class Request:
     read_body: Callable[[], Awaitable[bytes]] = _no_body
     hung_up: Callable[[], Awaitable[None]] = _never  # returns when the caller is gone
     certificate_names: Sequence[str] = ()  # of the client certificate
-    connection: Connection = field(default_factory=Connection)
+    connection: CountedConnection = field(default_factory=CountedConnection)
     # Filled in by the application, in this order.
     request_id: str = ""
     trace: str = ""

@@ -61,7 +61,7 @@ class Forbidden(Problem):
         super().__init__("forbidden", 403, f"{who} may not {verb} {what}")
 
 
-class Overloaded(Problem):
+class ServerOverloaded(Problem):
     """A limit of the whole server is reached. The engine was not asked. `retry_after=None`: waiting does not help."""
 
     def __init__(self, detail: str, retry_after: float | None = RETRY_AFTER) -> None:

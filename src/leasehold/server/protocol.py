@@ -22,8 +22,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from leasehold.server.auth import CERTIFICATE_NAMES
-from leasehold.server.limits import CONNECTION, Bodies, Connection
-from leasehold.server.problems import MEDIA_TYPE, RETRY_AFTER, Overloaded, Problem, document
+from leasehold.server.limits import CONNECTION, Bodies, CountedConnection
+from leasehold.server.problems import MEDIA_TYPE, RETRY_AFTER, Problem, ServerOverloaded, document
 from leasehold.server.settings import Settings, is_local, split_address
 from leasehold.server.tls import names_in
 
@@ -98,7 +98,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = self._body_bytes = self._body_limit = 0
         self._timer: asyncio.TimerHandle | None = None  # for the rest of a head or body
         self._write_timer: asyncio.TimerHandle | None = None
-        self._connection = Connection(rules.bodies)
+        self._connection = CountedConnection(rules.bodies)
         self._names: tuple[str, ...] = ()
         self._names_until = 0.0
 
@@ -107,7 +107,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._rules.connections and not self._close_a_stranger():
-            self._refuse(Overloaded(f"this server has {self._rules.connections} connections open: retry"))
+            self._refuse(ServerOverloaded(f"this server has {self._rules.connections} connections open: retry"))
             return
         if (connection := transport.get_extra_info("ssl_object")) is not None:
             certificate = connection.getpeercert()
@@ -218,7 +218,7 @@ class Protocol(HttpToolsProtocol):
         if self._body_bytes > self._body_limit:
             self._problem = self._too_large(self._body_limit)
         elif not self._connection.has_room(len(body)):
-            self._problem = Overloaded("other requests use all of this server's memory for bodies: retry")
+            self._problem = ServerOverloaded("other requests use all of this server's memory for bodies: retry")
         if self._problem is not None:
             raise self._problem
         if not self.cycle.response_complete:  # else the body is dropped

@@ -81,7 +81,7 @@ class Attempts:
         self.tasks: set[asyncio.Task[Any]] = set()
 
 
-class Route:
+class WaiterRoute:
     """A queued claim, and the client to wake for it. Without a client: a long-poll's claim, kept for a repetition."""
 
     __slots__ = ("admission", "began", "claim", "client", "expires_at", "had_stream", "task", "woken")
@@ -95,7 +95,7 @@ class Route:
         self.admission: Admission | None = None
 
 
-class Held:
+class GrantRoute:
     """A claim granted through this server, and the client to notify if an operator breaks it. For the registry it is a
     lease."""
 

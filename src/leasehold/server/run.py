@@ -31,14 +31,14 @@ from leasehold.server import spans
 from leasehold.server.app import App, ReadOptions
 from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
-from leasehold.server.demo import Demo
+from leasehold.server.demo import ExampleTraffic
 from leasehold.server.limits import Limits
 from leasehold.server.peers import Peer
 from leasehold.server.protocol import Rules, protocol_for
 from leasehold.server.service import Service
 from leasehold.server.settings import Settings, split_address
 from leasehold.server.tls import Certificates
-from leasehold.server.workers import Relay, Worker, Workers
+from leasehold.server.workers import Worker, WorkerRelay, Workers
 from leasehold.telemetry import EngineHealth
 from leasehold.telemetry.audit import AuditFile
 from leasehold.telemetry.logs import JSONFormatter
@@ -209,10 +209,10 @@ async def _serve(
         app.dashboard.trace_url = settings.trace_url
         if settings.demo:
             app.dashboard.demo = True
-            await stack.enter_async_context(Demo(app).running())
+            await stack.enter_async_context(ExampleTraffic(app).running())
         server = Server(config, app, on_started, lambda: refresh(force=True))
         if worker is not None:
-            relay = service.relay = Relay(worker, service, app.feed)
+            relay = service.relay = WorkerRelay(worker, service, app.feed)
             relay.start()
             stack.callback(relay.close)
             worker.watch_parent(lambda: server.handle_exit(signal.SIGTERM, None))

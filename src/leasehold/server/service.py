@@ -38,11 +38,21 @@ from leasehold.errors import ConfigError, LeaseholdError, NotSent, Reentered, Un
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.loop import Loop
 from leasehold.server.problems import Draining, invalid
-from leasehold.server.routes import Admission, Attempts, ClientKey, Held, LongPoll, Registry, Relay, Route, Stream
+from leasehold.server.routes import (
+    Admission,
+    Attempts,
+    ClientKey,
+    GrantRoute,
+    LongPoll,
+    Registry,
+    Relay,
+    Stream,
+    WaiterRoute,
+)
 from leasehold.server.spans import Spans
 
 T = TypeVar("T")
-N = TypeVar("N", Attempts, LongPoll, Route, Held)
+N = TypeVar("N", Attempts, LongPoll, WaiterRoute, GrantRoute)
 
 
 _log = logging.getLogger("leasehold.server")
@@ -73,8 +83,8 @@ class Service:
         self.draining = False
         self.relay: Relay | None = None  # to the other workers of this server
         self.streams: dict[ClientKey, Stream[Notification]] = {}
-        self.routes: dict[str, Route] = {}  # by id hash
-        self.held: dict[str, Held] = {}
+        self.routes: dict[str, WaiterRoute] = {}  # by id hash
+        self.held: dict[str, GrantRoute] = {}
         self.polls: dict[str, LongPoll] = {}
         self._routes_of: dict[ClientKey, set[str]] = {}
         self._waiting: dict[str, asyncio.Task[Any]] = {}  # inside the engine's `wait`, by id hash
@@ -460,7 +470,7 @@ class Service:
         """Wait for the claim's wake-up, in a task."""
         route = self.routes.get(claim.id_hash)
         if route is None:
-            route = self.routes[claim.id_hash] = Route(claim, client, self.runtime.now())
+            route = self.routes[claim.id_hash] = WaiterRoute(claim, client, self.runtime.now())
         elif route.client is not None and route.client != client:
             self._unlink(route)
         if route.admission is not admission:
@@ -472,14 +482,14 @@ class Service:
             self._routes_of.setdefault(client, set()).add(claim.id_hash)
         self._start(route, self._wake(route, busy))
 
-    def _start(self, route: Route, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, route: WaiterRoute, work: Coroutine[Any, Any, None]) -> None:
         """The route's one task."""
         if route.task is not None:
             route.task.cancel()
         route.task = self._loop.create_task(work)
         route.task.add_done_callback(_log_failure)
 
-    async def _wake(self, route: Route, busy: Busy) -> None:
+    async def _wake(self, route: WaiterRoute, busy: Busy) -> None:
         """Wait with the engine's own `wait`, so that any engine works: if it ends early, the client should attempt."""
         while (left := route.expires_at - self.runtime.now()) > 0:
             ends_at = self.runtime.now() + left
@@ -531,12 +541,12 @@ class Service:
             held = self._new_held(claim, client)
         held.expires_at = self.runtime.now() + ttl
 
-    def _new_held(self, claim: Claim, client: ClientKey | None) -> Held:
+    def _new_held(self, claim: Claim, client: ClientKey | None) -> GrantRoute:
         def notify() -> None:
             if client is not None:
                 self.call_soon(self._notify, client, Lost(claim.id_hash))
 
-        held = self.held[claim.id_hash] = Held(claim, client, notify)
+        held = self.held[claim.id_hash] = GrantRoute(claim, client, notify)
         self.registry.held[claim.id_hash] = lambda: held
         return held
 
@@ -576,7 +586,7 @@ class Service:
         admission, known.admission = known.admission, None
         return admission
 
-    def _unlink(self, route: Route) -> None:
+    def _unlink(self, route: WaiterRoute) -> None:
         if route.client is not None and (known := self._routes_of.get(route.client)) is not None:
             known.discard(route.claim.id_hash)
             if not known:
@@ -612,7 +622,7 @@ class Service:
 
     def _disown_expired(self) -> None:
         now = self.runtime.now()
-        entries: list[Route | Held] = [*self.routes.values(), *self.held.values()]
+        entries: list[WaiterRoute | GrantRoute] = [*self.routes.values(), *self.held.values()]
         for claim in [entry.claim for entry in entries if entry.expires_at <= now]:
             self._disown(claim)
 

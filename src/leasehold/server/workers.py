@@ -72,7 +72,7 @@ class _Message(msgspec.Struct, array_like=True):
     payload: Any = None
 
 
-class Relay:
+class WorkerRelay:
     """One worker's connection to the others. Knows which of them has which client's stream."""
 
     def __init__(self, worker: Worker, service: Service, feed: Feed) -> None:
