@@ -132,7 +132,7 @@ def test_ctrl_c_at_every_point_of_acquire_gives_its_place_back(bench, ctrl_c) ->
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_child_sends_attempts_while_threads_of_its_parent_wait_for_theirs() -> None:
+def test_forked_child_sends_attempts_while_its_parents_threads_wait() -> None:
     client = Client("memory://")
     fill(probe.core(client).attempts)
     pid = os.fork()
@@ -146,7 +146,7 @@ def test_forked_child_sends_attempts_while_threads_of_its_parent_wait_for_theirs
     client.close()
 
 
-def test_client_in_next_loop_sends_attempts_though_those_of_the_first_never_ended() -> None:
+def test_client_in_next_loop_sends_attempts_though_earlier_never_ended() -> None:
     client = AsyncClient("memory://")
     asyncio.run(client.ping())
     fill(probe.core(client).attempts)

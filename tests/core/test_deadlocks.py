@@ -56,7 +56,7 @@ def test_two_owners_waiting_for_each_other_are_a_deadlock() -> None:
     ]
 
 
-def test_owner_that_waits_for_any_of_several_names_is_stuck_only_if_all_are() -> None:
+def test_owner_waiting_for_any_of_several_names_is_stuck_only_if_all_are() -> None:
     held = [claim("p", "a"), claim("q", "b"), claim("r", "c")]
     waits = [waiting_claim("p", "b"), waiting_claim("p", "c"), waiting_claim("q", "a")]  # p: any of b and c
     assert find_cycles(*held, *waits) == [], "r may release c"

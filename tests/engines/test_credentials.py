@@ -349,7 +349,7 @@ def test_function_that_does_not_return_costs_a_task_no_more_than_its_call(scheme
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql", "mysql", "etcd"])
-def test_function_that_does_not_return_costs_a_thread_no_more_than_its_call(scheme) -> None:
+def test_password_function_that_hangs_costs_a_thread_only_its_call(scheme) -> None:
     gate = threading.Event()
 
     def password() -> str:
@@ -415,7 +415,7 @@ def test_pool_of_psycopg_gives_its_settings(namespace) -> None:
         assert lease.held
 
 
-def test_pool_of_psycopg_that_libpq_cannot_parse_is_refused_without_its_text() -> None:
+def test_psycopg_pool_that_libpq_cannot_parse_is_refused_without_its_text() -> None:
     pool = psycopg_pool.ConnectionPool("host=a password=hunter2 hunter3", open=False)
     with pytest.raises(ConfigError, match="cannot be parsed") as refused:
         settings_of(pool)
@@ -445,7 +445,7 @@ def test_engine_of_sqlalchemy_gives_its_settings_and_fresh_passwords() -> None:
     assert Client(my_engine)._options.url == "mysql://app@localhost/shop"
 
 
-def test_engine_of_sqlalchemy_connects_undisturbed_while_passwords_are_read() -> None:
+def test_sqlalchemy_engine_connects_undisturbed_while_passwords_are_read() -> None:
     engine = sqlalchemy.create_engine("postgresql+psycopg://app@127.0.0.1:1/locks", poolclass=sqlalchemy.NullPool)
     inside, may_go_on = threading.Event(), threading.Event()
 

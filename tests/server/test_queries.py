@@ -136,7 +136,7 @@ def test_page_of_a_semaphore_with_a_long_queue_is_bounded(monkeypatch):
     assert (tokens, pages) == ([*range(1, 51)], 25)
 
 
-def test_streams_of_events_of_one_caller_are_bounded_and_share_their_bytes(monkeypatch):
+def test_event_streams_of_one_caller_are_bounded_and_share_their_bytes(monkeypatch):
     """Each event costs something for each stream, which is time that the renewals of others do not get."""
     monkeypatch.setattr(feed, "MAX_WATCHERS", 2)
     events = feed.Feed()

@@ -386,7 +386,7 @@ def test_hash_of_an_id_neither_acquires_renews_nor_releases(tenant):
     assert tenant.token(lease) == lease["token"]
 
 
-def test_wake_ups_of_one_caller_are_not_sent_to_another_with_its_client_id(tenant):
+def test_wake_ups_are_not_sent_to_another_caller_with_the_client_id(tenant):
     a, b = tenant.by_rights[("lock",), "shop:"], tenant.by_rights[("lock",), "shop:orders/"]
     lease = tenant.hold()
     waiting = {**select(lease, "namespace", "name"), "id": secrets.token_hex(16), "ttl": 30, "queue": True}

@@ -507,7 +507,7 @@ async def test_reservation_of_a_dead_client_goes_to_the_next_at_once():
 
 
 @in_loop
-async def test_dead_client_does_not_keep_the_reservation_that_it_gets_after_a_recheck():
+async def test_dead_client_does_not_keep_a_reservation_it_gets_after_a_recheck():
     """An engine's `wait` ends early for a claim that is to attempt again without a notification."""
     async with serving() as service:
         await acquire(service, "holder")

@@ -99,7 +99,7 @@ def test_expired_client_certificate_is_refused(authority, files):
         assert app.requests == []
 
 
-def test_certificate_that_expires_on_an_open_connection_names_its_caller_no_more(authority, files):
+def test_certificate_that_expires_on_an_open_connection_names_no_caller(authority, files):
     with serving(certificates=Certificates(files)) as app:
         context = client_context(authority, authority.issue("web", "DNS:web.internal"))
         with connection(app, context) as caller:

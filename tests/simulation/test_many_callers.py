@@ -67,7 +67,7 @@ class Crowd:
         assert not self.client._core.attempts._waiting
 
 
-def test_all_callers_are_served_though_their_calls_take_longer_than_call_timeout() -> None:
+def test_all_callers_are_served_though_all_take_longer_than_call_timeout() -> None:
     crowd = Crowd()
     crowd.finish([crowd.start(f"name {number}") for number in range(CALLERS)])
     assert crowd.outcomes == {"granted": CALLERS}
@@ -98,7 +98,7 @@ def test_callers_that_wait_to_be_sent_queue_at_once_after_contention(monkeypatch
     assert attempts[False] <= 2 * MAX_ATTEMPTS
 
 
-def test_callers_of_a_silent_engine_end_within_call_timeout_of_its_last_answer() -> None:
+def test_callers_end_within_call_timeout_of_a_silent_engines_answer() -> None:
     crowd = Crowd()
     tasks = [crowd.start("a") for _ in range(CALLERS)]
     crowd.world.run(3.0)
@@ -122,7 +122,7 @@ def test_callers_that_do_not_wait_get_their_answer_within_call_timeout() -> None
     assert max(crowd.ended_at) < CALL_TIMEOUT + 0.5
 
 
-def test_callers_that_may_run_without_a_grant_do_so_only_if_the_engine_is_silent() -> None:
+def test_callers_run_without_a_grant_only_if_the_engine_is_silent() -> None:
     crowd = Crowd()
     crowd.finish([crowd.start(f"name {number}", wait=0, on_unavailable="run") for number in range(CALLERS)])
     assert crowd.outcomes["Crowded"] > CALLERS // 2
@@ -174,7 +174,7 @@ def test_notified_waiter_overtakes_callers_that_only_begin() -> None:
     assert crowd.outcomes == {"granted": CALLERS + 1}
 
 
-def test_callers_cancelled_before_they_were_sent_leave_room_for_the_others() -> None:
+def test_callers_cancelled_before_they_were_sent_leave_room_for_others() -> None:
     crowd = Crowd()
     tasks = [crowd.start(f"name {number}") for number in range(CALLERS)]
     crowd.world.run(1.0)
@@ -229,7 +229,7 @@ def test_callers_of_a_closed_client_end_with_its_calls_under_way() -> None:
     assert max(crowd.ended_at) < 1.0 + 2 * MAX_ATTEMPTS * SECONDS_PER_ATTEMPT
 
 
-def test_candidates_that_resign_before_they_were_sent_leave_room_for_others() -> None:
+def test_candidates_that_resign_unsent_leave_room_for_others() -> None:
     crowd = Crowd()
     tasks = [crowd.start(f"name {number}") for number in range(MAX_ATTEMPTS)]
     elections = [crowd.client.election(f"election {number}") for number in range(MAX_ATTEMPTS)]

@@ -259,7 +259,7 @@ def test_run_of_once_is_a_span(spans, hook):
     assert spans.tree() == [("job", ["leasehold.acquire", "leasehold.once"])]
 
 
-def test_token_that_an_http_middleware_refuses_is_on_the_span_of_the_request(spans, hook):
+def test_token_refused_by_an_http_middleware_is_on_the_request_span(spans, hook):
     """The span that the program's own instrumentation made for the request."""
 
     async def application(scope, receive, send) -> None:

@@ -211,7 +211,7 @@ def test_herd_starts_again_when_no_caller_was_overtaken_by_chance(monkeypatch):
         assert thundering_herd.run(runner, fixed=False).as_expected
 
 
-def test_herd_starts_again_when_a_process_stood_still_for_longer_than_the_order_can_show(monkeypatch):
+def test_herd_starts_again_if_a_process_stood_still_for_too_long(monkeypatch):
     """50 callers arrive within half a second: a process that stood still for 0.3 s has sent its calls late itself."""
     results = iter([(DemoResult(False, "", {"overtaken": 2}), 0.3), (DemoResult(True, "", {"overtaken": 0}), 0.0)])
     monkeypatch.setattr(thundering_herd, "_run_once", lambda *_: next(results))

@@ -170,7 +170,7 @@ def list_forged(rpc: ForgedRpc) -> list[Holding]:
 
 
 @pytest.mark.extended
-def test_inspect_of_thirty_thousand_locks_takes_a_bounded_part_of_the_memory() -> None:
+def test_inspect_of_thirty_thousand_locks_takes_bounded_memory() -> None:
     tracemalloc.start()
     try:
         found = list_forged(ForgedRpc(30_000))

@@ -379,7 +379,7 @@ def test_new_head_is_notified_unless_it_rechecks_by_itself_in_time(comparison: M
         assert [notification.kind for notification in comparison.read_notifications()] == kinds
 
 
-def test_waiter_without_a_subscription_is_told_so_when_it_joins_behind_others(comparison: ModelComparison) -> None:
+def test_waiter_without_subscription_learns_so_as_it_joins_behind_others(comparison: ModelComparison) -> None:
     comparison.reset()
     holder, first, second = (claim(id_hash) for id_hash in ID_HASHES[:3])
     for each in (holder, first):

@@ -228,7 +228,7 @@ def test_waiter_gives_up_when_its_wait_is_over(driver, start_server):
     check_elapsed(began, 2.0)
 
 
-def test_call_to_the_only_server_is_repeated_once_if_the_connection_breaks(driver, start_server):
+def test_call_to_the_only_server_is_repeated_once_if_the_link_breaks(driver, start_server):
     """The address may be that of a balancer."""
     server = start_server()
     driver.open(server)

@@ -309,7 +309,7 @@ def test_hand_offs_of_a_crowd_load_no_queue(monkeypatch) -> None:
     assert comparison.counter.last == 21  # every other time it was a release
 
 
-def test_hand_off_leaves_the_ceiling_of_tokens_and_another_clock_to_the_engine() -> None:
+def test_hand_off_leaves_token_ceiling_and_another_clock_to_the_engine() -> None:
     comparison = ModelComparison()
     db, clock, claims = comparison.db, comparison.boot_clock, [claim(each, process_bound=True) for each in "abcd"]
     for id_hash in "abc":

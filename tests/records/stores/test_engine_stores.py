@@ -93,7 +93,7 @@ def test_write_with_lost_answer_is_recognised(lossy, key, monkeypatch):
     assert applied.end() == applied.record
 
 
-def test_write_that_was_replaced_before_its_answer_was_lost_is_unavailable(lossy, key, monkeypatch):
+def test_write_replaced_before_its_answer_was_lost_is_unavailable(lossy, key, monkeypatch):
     """The store must not say that it was refused: it was applied, and only then replaced."""
     access, path, other, first = lossy
     applied = Applied(
