@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from leasehold import ConfigError
-from leasehold.engines.probe import Finding, Health, MemberHealth, Storage
+from leasehold.engines.probe import Health, MemberHealth, Storage, WeakSetting
 from leasehold.errors import Unsupported
 from leasehold.runtime.threads import Threads
 from leasehold.telemetry import Collector, EngineHealth, engine_health, metrics_text
@@ -39,7 +39,7 @@ FULL = Health(
             evictions=3,
             connections_ratio=0.1,
             cache_hit_ratio=0.9,
-            findings=(Finding("fsync", "off", "set it to on"),),
+            findings=(WeakSetting("fsync", "off", "set it to on"),),
         ),
         MemberHealth("b:2379", up=False, error="connection refused"),
     ),

@@ -56,7 +56,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class WeakSetting:
     """A setting that weakens what the engine promises, and what to do about it."""
 
     setting: str
@@ -92,7 +92,7 @@ class MemberHealth:
     encryption: Encryption | None = None  # None: a socket of this machine, the URL says it, or it is not known
     anonymous: bool = False  # it grants locks to clients that do not sign in
     tables: tuple[Table, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[WeakSetting, ...] = ()
     notes: tuple[str, ...] = ()  # why fields are missing
 
 

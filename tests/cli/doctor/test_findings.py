@@ -8,8 +8,7 @@ from leasehold.cli.doctor import host
 from leasehold.cli.doctor.findings import Finding, worst
 from leasehold.cli.doctor.real_lock import describe_promises
 from leasehold.cli.doctor.servers import check_servers
-from leasehold.engines.probe import Finding as Setting
-from leasehold.engines.probe import Health, MemberHealth, Storage, Table
+from leasehold.engines.probe import Health, MemberHealth, Storage, Table, WeakSetting
 from leasehold.model import Traits
 
 MEMBER = MemberHealth("127.0.0.1:1", up=True, round_trip=0.001, role="primary", version="7", server_id="a")
@@ -54,11 +53,11 @@ def test_healthy_servers_have_no_findings(health):
         (with_member(REDLOCK, up=False, error="refused"), "members", "warning"),
         (replace(HEALTHY, voting=3, reachable=2), "quorum", "warning"),
         (replace(HEALTHY, voting=4, reachable=4), "quorum", "note"),
-        (with_member(findings=(Setting("maxmemory-policy", "allkeys-lru", "mend"),)), "settings", "danger"),
-        (with_member(findings=(Setting("appendonly", "no", "mend"),)), "settings", "warning"),
-        (with_member(findings=(Setting("fsync", "off", "mend"),)), "settings", "danger"),
-        (with_member(findings=(Setting("sentinel monitor", "another server", "mend"),)), "settings", "danger"),
-        (with_member(findings=(Setting("sentinel config-epoch", "behind", "mend"),)), "settings", "warning"),
+        (with_member(findings=(WeakSetting("maxmemory-policy", "allkeys-lru", "mend"),)), "settings", "danger"),
+        (with_member(findings=(WeakSetting("appendonly", "no", "mend"),)), "settings", "warning"),
+        (with_member(findings=(WeakSetting("fsync", "off", "mend"),)), "settings", "danger"),
+        (with_member(findings=(WeakSetting("sentinel monitor", "another server", "mend"),)), "settings", "danger"),
+        (with_member(findings=(WeakSetting("sentinel config-epoch", "behind", "mend"),)), "settings", "warning"),
         (with_member(tables=(Table("lh_grant", 10, 100_000),)), "bloat", "note"),
         (with_member(tables=(Table("lh_grant", 10, 1_000_000),)), "bloat", "warning"),
         (with_member(storage=(Storage("quota", 85, 100),)), "storage", "warning"),
@@ -141,7 +140,7 @@ def test_server_for_everybody_on_the_network_is_a_warning(scheme):
 
 
 def test_redis_without_a_log_is_the_red_flag_of_a_single_redis():
-    (finding,) = unsafe(with_member(findings=(Setting("appendonly", "no", "mend"),)))
+    (finding,) = unsafe(with_member(findings=(WeakSetting("appendonly", "no", "mend"),)))
     assert finding.red_flag == "single-redis-as-truth"
 
 

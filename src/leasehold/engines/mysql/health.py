@@ -20,11 +20,11 @@ from leasehold.engines.mysql.session import MySession
 from leasehold.engines.mysql.url import MyOptions, parse_url
 from leasehold.engines.probe import (
     Encryption,
-    Finding,
     Health,
     MemberHealth,
     RoundTrip,
     Storage,
+    WeakSetting,
     parse_float,
     parse_int,
     probe_each,
@@ -156,17 +156,17 @@ def _describe(
 
 def _findings(
     flush: str | None, doublewrite: str | None, log_bin: str | None, sync_binlog: str | None
-) -> list[Finding]:
+) -> list[WeakSetting]:
     found = []
     if flush not in (None, "1"):
         advice = "a crash may free locks that were just granted: set innodb_flush_log_at_trx_commit = 1"
-        found.append(Finding("innodb_flush_log_at_trx_commit", server_text(flush), advice))
+        found.append(WeakSetting("innodb_flush_log_at_trx_commit", server_text(flush), advice))
     if doublewrite in _OFF:
         advice = "a crash of the machine may corrupt the tables: set innodb_doublewrite = ON"
-        found.append(Finding("innodb_doublewrite", "OFF", advice))
+        found.append(WeakSetting("innodb_doublewrite", "OFF", advice))
     if log_bin not in (None, *_OFF) and sync_binlog not in (None, "1"):
         advice = "after a crash replicas may lack grants that the primary has: set sync_binlog = 1"
-        found.append(Finding("sync_binlog", server_text(sync_binlog), advice))
+        found.append(WeakSetting("sync_binlog", server_text(sync_binlog), advice))
     return found
 
 

@@ -20,11 +20,11 @@ from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import PgTarget, parse_url
 from leasehold.engines.probe import (
     Encryption,
-    Finding,
     Health,
     MemberHealth,
     Storage,
     Table,
+    WeakSetting,
     describe_down,
     filesystem,
     parse_float,
@@ -70,7 +70,7 @@ _ADVICE: Final = {
     "full_page_writes": "a crash of the machine may corrupt the tables: set full_page_writes = on",
     "synchronous_commit": "a crash may free locks that were just granted: set synchronous_commit = on",
 }
-_UNCONFIRMED: Final = Finding(
+_UNCONFIRMED: Final = WeakSetting(
     "synchronous_standby_names",
     "empty",
     "a failover may lose the last grants: set synchronous_standby_names = 'ANY 1 (*)', and run two standbys, "
@@ -128,7 +128,7 @@ async def _probe(params: dict[str, str], schema: str, runtime: Runtime, deadline
     if data and _is_local(params, data) and (disk := await runtime.call(filesystem, data)):
         storage.append(disk)
     settings = {"fsync": fsync, "full_page_writes": pages, "synchronous_commit": commit}
-    findings = [Finding(name, "off", _ADVICE[name]) for name, value in settings.items() if value == "off"]
+    findings = [WeakSetting(name, "off", _ADVICE[name]) for name, value in settings.items() if value == "off"]
     if parse_int(replicas) and confirming == "":
         findings.append(_UNCONFIRMED)
     return MemberHealth(

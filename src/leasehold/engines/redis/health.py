@@ -17,11 +17,11 @@ import hiredis
 from leasehold.config import EngineConfig
 from leasehold.core.texts import server_text
 from leasehold.engines.probe import (
-    Finding,
     Health,
     MemberHealth,
     RoundTrip,
     Storage,
+    WeakSetting,
     describe_down,
     parse_float,
     parse_int,
@@ -54,7 +54,7 @@ _DETAILS: Final = encode_command("INFO", *_INFO_SECTIONS) + b"".join(
     encode_command("CONFIG", "GET", setting) for setting in _SETTINGS
 )
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
-_OPEN: Final = Finding(
+_OPEN: Final = WeakSetting(
     "protected-mode",
     "no",
     "every machine that reaches this server may break locks: set requirepass or protected-mode yes",
@@ -165,7 +165,7 @@ def _run_id(reply: Sequence[Any]) -> bytes:
     return run_id if isinstance(run_id, bytes) else b""
 
 
-def _differences(reported: Mapping[str, _Reported]) -> dict[str, tuple[Finding, ...]]:
+def _differences(reported: Mapping[str, _Reported]) -> dict[str, tuple[WeakSetting, ...]]:
     """The sentinels that report another primary than the others, by address. The latest failover counts; of several
     primaries without a failover between them, the one that most sentinels report. One server may have two addresses."""
     if not reported:
@@ -174,16 +174,16 @@ def _differences(reported: Mapping[str, _Reported]) -> dict[str, tuple[Finding, 
     latest = Counter(primary.address for primary in reported.values() if primary.epoch == epoch)
     ((address, _),) = latest.most_common(1)
     run_ids = {primary.run_id for primary in reported.values() if primary.address == address and primary.run_id}
-    found: dict[str, tuple[Finding, ...]] = {}
+    found: dict[str, tuple[WeakSetting, ...]] = {}
     for member, primary in reported.items():
         if primary.address == address or primary.run_id in run_ids:
             continue
         if primary.epoch == epoch:
             advice = "clients of different sentinels use different servers: monitor the same server with all sentinels"
-            found[member] = (Finding("sentinel monitor", "another server", advice),)
+            found[member] = (WeakSetting("sentinel monitor", "another server", advice),)
         else:
             advice = "it does not know of the last failover: check that it reaches the other sentinels and the servers"
-            found[member] = (Finding("sentinel config-epoch", "behind", advice),)
+            found[member] = (WeakSetting("sentinel config-epoch", "behind", advice),)
     return found
 
 
@@ -284,11 +284,11 @@ def _linked(fields: Mapping[str, str]) -> bool:
     return fields.get("master_link_status") == "up"
 
 
-def _findings(role: str | None, fields: Mapping[str, str], settings: Mapping[str, str]) -> list[Finding]:
+def _findings(role: str | None, fields: Mapping[str, str], settings: Mapping[str, str]) -> list[WeakSetting]:
     found = []
 
     def add(setting: str, value: str, advice: str) -> None:
-        found.append(Finding(setting, server_text(value), advice))
+        found.append(WeakSetting(setting, server_text(value), advice))
 
     policy, fsync = fields.get("maxmemory_policy"), settings.get("appendfsync")
     if policy not in (None, "noeviction"):

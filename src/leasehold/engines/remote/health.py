@@ -7,9 +7,9 @@ from typing import Final
 
 from leasehold.config import EngineConfig
 from leasehold.engines.probe import (
-    Finding,
     Health,
     MemberHealth,
+    WeakSetting,
     certificate_left,
     describe_down,
     fetch_text,
@@ -72,8 +72,8 @@ async def _engine_behind(servers: Servers, server: Server, runtime: Runtime, dea
     return found[1] if found else None
 
 
-def _findings(servers: Servers, server: Server) -> tuple[Finding, ...]:
+def _findings(servers: Servers, server: Server) -> tuple[WeakSetting, ...]:
     if not servers.authorization or server.tls is not None or server.address.host.startswith(_LOOPBACK):
         return ()
     advice = "the API key is sent in clear text: use https://, or a network that encrypts"
-    return (Finding("scheme", "http", advice),)
+    return (WeakSetting("scheme", "http", advice),)

@@ -13,7 +13,7 @@ from typing import Final
 
 from leasehold.config import EngineConfig, parse_yes_no
 from leasehold.core.timing import backoff
-from leasehold.engines.probe import Finding, Health, MemberHealth, Storage, filesystem
+from leasehold.engines.probe import Health, MemberHealth, Storage, WeakSetting, filesystem
 from leasehold.engines.sqlite import location
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import DatabaseLocked, SqliteConnection
@@ -55,7 +55,7 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     return Health(_ENGINE, up, (member,), has_leader=True, voting=1, reachable=int(up), error=error)
 
 
-_NOT_DURABLE: Final = Finding(
+_NOT_DURABLE: Final = WeakSetting(
     "synchronous", "OFF", "a power cut may free locks: remove durable=no from the URL to wait for the disk"
 )
 
