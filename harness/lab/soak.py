@@ -22,7 +22,7 @@ from harness.lab.setups import Setup
 from harness.servers.process import poll
 from leasehold import Client, LeaseholdError
 from leasehold.cli.bench import until_breaks
-from leasehold.cli.bench.ramp import Step
+from leasehold.cli.bench.ramp import RateStep
 
 SHARE: Final = 0.7  # of the capacity that is offered
 INTERVAL: Final = 15.0  # seconds from one fault to the next
@@ -60,7 +60,7 @@ class NoCapacity(Exception):
 def measure_capacity(url: str, report: Callable[[str], object]) -> float:
     """Pairs a second that the servers and the client processes sustain."""
 
-    def show(step: Step) -> None:
+    def show(step: RateStep) -> None:
         report(f"capacity: {until_breaks.format_step(step, _P99_LIMIT).strip()}")
 
     ramp = until_breaks.run(url, _NAMESPACE, "capacity/", _PROCESSES, _RAMP_STEP, _P99_LIMIT, show)
@@ -74,7 +74,7 @@ class Load:
 
     def __init__(self, url: str, rate: float, seconds: float) -> None:
         count = max(_MIN_STEPS, ceil(seconds / _STEP))
-        self.steps: list[Step] = []
+        self.steps: list[RateStep] = []
         self.failure = ""
         self._rate, self._lengths = rate, [seconds / count] * count
         self._stack = ExitStack()
@@ -181,7 +181,7 @@ def growth_of(samples: Sequence[Sample]) -> dict[str, list[float]]:
     }
 
 
-def drift(steps: Sequence[Step]) -> list[str]:
+def drift(steps: Sequence[RateStep]) -> list[str]:
     """Whether the usual pair took longer and longer. The median, because a server that is stopped delays some pairs."""
     size = ceil(len(steps) / 4)
     first, last = (median(step.p50 for step in part) for part in (steps[:size], steps[-size:])) if steps else (0, 0)
@@ -190,7 +190,7 @@ def drift(steps: Sequence[Step]) -> list[str]:
     return []
 
 
-def shown(step: Step) -> dict[str, Any]:
+def shown(step: RateStep) -> dict[str, Any]:
     numbers = {name: value for name, value in asdict(step).items() if isinstance(value, float)}
     return {**{name: round(value, 4) for name, value in numbers.items()}, "error": step.error}
 

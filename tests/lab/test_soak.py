@@ -9,14 +9,14 @@ import pytest
 from harness.lab.setups import Sqlite
 from harness.lab.soak import SHARE, Load, Sample, drift, growth_of, interval, residue
 from leasehold import Client
-from leasehold.cli.bench.ramp import Step
+from leasehold.cli.bench.ramp import RateStep
 from tests.lab.test_runs import run_lab
 
 FLAT = [Sample(30.0, 10, 4)] * 20
 
 
-def step(p50: float) -> Step:
-    return Step(100.0, 100.0, p50, p50, p50, 0.0, None, 0.1, 0.1, 0.0)
+def step(p50: float) -> RateStep:
+    return RateStep(100.0, 100.0, p50, p50, p50, 0.0, None, 0.1, 0.1, 0.0)
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from leasehold.cli.bench.ramp import FIRST_RATE, MAX_STEPS, Ramp, Step, break_of, cause_of
+from leasehold.cli.bench.ramp import FIRST_RATE, MAX_STEPS, Ramp, RateStep, break_of, cause_of
 
-CALM = Step(
+CALM = RateStep(
     rate=100.0,
     done=100.0,
     p50=1.0,

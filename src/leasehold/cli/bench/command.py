@@ -15,7 +15,7 @@ from leasehold.cli import exit_codes
 from leasehold.cli.bench import until_breaks as until_breaks_
 from leasehold.cli.bench.cases import cases
 from leasehold.cli.bench.measurement import format_results, measure
-from leasehold.cli.bench.ramp import Step
+from leasehold.cli.bench.ramp import RateStep
 from leasehold.cli.console import Console, is_terminal, pass_console
 from leasehold.cli.help import command
 from leasehold.cli.option import file_path, whole_number
@@ -131,7 +131,7 @@ def _bench_until_breaks(
         console.put(f"{engine}: {count} client process{'es' if count > 1 else ''}, {seconds:g} s a step")
         console.put(until_breaks_.HEADER)
 
-    def report(step: Step) -> None:
+    def report(step: RateStep) -> None:
         if not console.json:
             console.put(until_breaks_.format_step(step, p99 * 1000))
 

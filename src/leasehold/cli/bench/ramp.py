@@ -24,7 +24,7 @@ _DISK_WAIT: Final = 0.2  # of all processors
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RateStep:
     """What came of one offered rate. Latencies are in milliseconds, from when a pair was due to when it was done."""
 
     rate: float  # pairs due a second
@@ -39,7 +39,7 @@ class Step:
     disk_wait: float | None  # share of all processors that were idle because of a disk
 
 
-def break_of(step: Step, p99_limit: float) -> str | None:
+def break_of(step: RateStep, p99_limit: float) -> str | None:
     """How the step broke; None if it did not. `p99_limit`: in milliseconds."""
     if step.errors > _MAX_ERRORS:
         return f"{step.errors:.1%} of the pairs failed: {step.error}"
@@ -50,7 +50,7 @@ def break_of(step: Step, p99_limit: float) -> str | None:
     return None
 
 
-def cause_of(step: Step, processes: int) -> str:
+def cause_of(step: RateStep, processes: int) -> str:
     """What was used up, as far as this machine can tell."""
     clients = f"the busiest of {processes} client process{'es' if processes > 1 else ''}"
     if step.client_cpu >= _CLIENT_BUSY:
@@ -70,12 +70,12 @@ class Ramp:
     """The steps so far, and the next one."""
 
     p99_limit: float
-    steps: list[Step] = field(default_factory=list)
-    sustained: Step | None = None  # the highest rate that did not break
-    broken: Step | None = None  # the lowest rate that broke twice
+    steps: list[RateStep] = field(default_factory=list)
+    sustained: RateStep | None = None  # the highest rate that did not break
+    broken: RateStep | None = None  # the lowest rate that broke twice
     _retry: bool = False
 
-    def add(self, step: Step) -> None:
+    def add(self, step: RateStep) -> None:
         self.steps.append(step)
         if break_of(step, self.p99_limit) is None:
             self.sustained, self._retry = step, False

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from leasehold.cli.bench import load_worker, plot
-from leasehold.cli.bench.ramp import Ramp, Step, break_of, cause_of
+from leasehold.cli.bench.ramp import Ramp, RateStep, break_of, cause_of
 from leasehold.errors import Unavailable
 
 _LEAD: Final = 0.2  # seconds until a step begins, so that all processes have read their lines
@@ -44,7 +44,7 @@ class MachineTimes(NamedTuple):
 @contextmanager
 def client_processes(
     url: str | None, namespace: str, prefix: str, count: int
-) -> Iterator[Callable[[float, float], Step]]:
+) -> Iterator[Callable[[float, float], RateStep]]:
     """Start the processes. Yields a function that runs one step: it gets the rate, in pairs a second, and seconds.
     `prefix`: of all names."""
     processes: list[subprocess.Popen[str]] = []
@@ -87,7 +87,7 @@ def _end(process: subprocess.Popen[str], deadline: float) -> None:
                 pipe.close()
 
 
-def _run_step(processes: Sequence[subprocess.Popen[str]], rate: float, seconds: float) -> Step:
+def _run_step(processes: Sequence[subprocess.Popen[str]], rate: float, seconds: float) -> RateStep:
     before, share, start = MachineTimes.read(), rate / len(processes), time.monotonic() + _LEAD
     for number, process in enumerate(processes):
         offset = number / rate  # the processes take turns
@@ -118,7 +118,7 @@ def summarize(
     results: Sequence[load_worker.StepResult],
     before: MachineTimes | None,
     after: MachineTimes | None,
-) -> Step:
+) -> RateStep:
     latencies = Counter[int]()
     for result in results:
         latencies.update(result.latencies)
@@ -139,7 +139,7 @@ def summarize(
         else longest
         for share in (0.5, 0.95, 0.99)
     )
-    return Step(
+    return RateStep(
         rate=rate,
         done=rate * latencies.total() / due,
         p50=p50,
@@ -160,7 +160,7 @@ def run(
     processes: int,
     seconds: float,
     p99_limit: float,
-    report: Callable[[Step], None],
+    report: Callable[[RateStep], None],
 ) -> Ramp:
     """Raise the load until it breaks. `report` is called after each step."""
     ramp = Ramp(p99_limit)
@@ -175,7 +175,7 @@ def run(
 HEADER: Final = f"{'pairs/s':>10} {'done/s':>10} {'p50 ms':>9} {'p95 ms':>9} {'p99 ms':>9} {'errors':>7}  {'broke by'}"
 
 
-def format_step(step: Step, p99_limit: float) -> str:
+def format_step(step: RateStep, p99_limit: float) -> str:
     return (
         f"{step.rate:>10,.0f} {step.done:>10,.0f} {step.p50:>9,.2f} {step.p95:>9,.2f} {step.p99:>9,.2f} "
         f"{step.errors:>7.1%}  {break_of(step, p99_limit) or ''}"
