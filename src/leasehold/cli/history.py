@@ -17,7 +17,7 @@ from leasehold.cli.options import checked_name, files_or_default, live_names
 from leasehold.cli.server_api import ServerApi, is_server, reading
 
 if TYPE_CHECKING:
-    from leasehold.telemetry.audit.history import PastGrant
+    from leasehold.telemetry.audit.history import RecordedGrant
 
 EXAMPLES = """
 leasehold -u http://locks:7420 history nightly-report
@@ -74,7 +74,7 @@ def history(console: Console, name: str, files: tuple[str, ...]) -> None:
         console.say(f"no grants of {name} {where}")
 
 
-def _from_server(console: Console, name: str) -> list[PastGrant]:
+def _from_server(console: Console, name: str) -> list[RecordedGrant]:
     with closing(ServerApi(console.url)) as server, reading("/v1/history"):
         found = server.get("/v1/history", namespace=console.namespace, name=name)
         missing, grants = list(map(str, found["missing"])), [_read(each) for each in reversed(found["grants"])]
@@ -83,13 +83,13 @@ def _from_server(console: Console, name: str) -> list[PastGrant]:
     return grants
 
 
-def _read(each: Mapping[str, Any]) -> PastGrant:
-    from leasehold.telemetry.audit.history import PastGrant
+def _read(each: Mapping[str, Any]) -> RecordedGrant:
+    from leasehold.telemetry.audit.history import RecordedGrant
 
     for members, kind in _TYPES:
         if not all(isinstance(each[member], kind) for member in members):
             raise TypeError(f"one of {members} has another type")
-    return PastGrant(
+    return RecordedGrant(
         each["token"],
         each["fingerprint"],
         each["holder"],
@@ -116,7 +116,7 @@ def _utc(instant: float | None) -> str | None:
     return datetime.fromtimestamp(instant, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _row(grant: PastGrant) -> tuple[str, ...]:
+def _row(grant: RecordedGrant) -> tuple[str, ...]:
     reason = ": ".join(text for text in (grant.broken_by and f"by {grant.broken_by}", grant.reason) if text)
     return (
         str(grant.token or "-"),

@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from leasehold.server.dashboard.page_data import AT_RISK, BROKEN, HELD, LOST, REFUSED, PageData, State
-from leasehold.server.dashboard.views import Context, Tab
+from leasehold.server.dashboard.views import Context, PageTab
 from leasehold.server.dashboard.words import counted, link
-from leasehold.telemetry.audit.chain import Record, decode
+from leasehold.telemetry.audit.chain import AuditRecord, decode
 
 MAX_RECORDS: Final = 100
 _TAIL_BYTES: Final = 512 * 1024
@@ -48,12 +48,12 @@ class RecordView(NamedTuple):
     hash: str
 
 
-class Chain(NamedTuple):
+class ChainState(NamedTuple):
     state: State
     text: str
 
 
-def read_tail(path: str) -> list[Record]:
+def read_tail(path: str) -> list[AuditRecord]:
     """The records at the end of a file, oldest first. Blocks; raises OSError."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -63,7 +63,7 @@ def read_tail(path: str) -> list[Record]:
     return [record for line in whole if line and (record := decode(line)) is not None]
 
 
-def audit(data: PageData, records: Sequence[Record] | None) -> Context:
+def audit(data: PageData, records: Sequence[AuditRecord] | None) -> Context:
     """`records`: None if this server writes no audit log."""
     chosen = data.arguments.get("which", "")
     chosen = chosen if chosen in _TABS else ""
@@ -77,7 +77,7 @@ def audit(data: PageData, records: Sequence[Record] | None) -> Context:
     )
     return {
         "tabs": [
-            Tab(each[0], 0, link("/audit", namespace=data.namespace, which=key), key == chosen)
+            PageTab(each[0], 0, link("/audit", namespace=data.namespace, which=key), key == chosen)
             for key, each in _TABS.items()
         ],
         "chain": _chain(records),
@@ -88,27 +88,27 @@ def audit(data: PageData, records: Sequence[Record] | None) -> Context:
     }
 
 
-def _may_see(data: PageData, record: Record) -> bool:
+def _may_see(data: PageData, record: AuditRecord) -> bool:
     lock = record.fields.get("lock")
     if not isinstance(lock, dict):
         return data.reads_everything
     return data.may_read(str(lock.get("namespace", "")), str(lock.get("name", "")))
 
 
-def _chain(records: Sequence[Record] | None) -> Chain:
+def _chain(records: Sequence[AuditRecord] | None) -> ChainState:
     if records is None:
-        return Chain(State("dim", "no", "Not recorded"), "")
+        return ChainState(State("dim", "no", "Not recorded"), "")
     if not records:
-        return Chain(State("dim", "no", "Empty"), "")
+        return ChainState(State("dim", "no", "Empty"), "")
     for before, after in pairwise(records):
         if after.prev != before.hash:
             text = f"Record {after.seq:,} does not follow {before.seq:,}. Run leasehold audit verify."
-            return Chain(LOST._replace(word="Chain broken"), text)
+            return ChainState(LOST._replace(word="Chain broken"), text)
     text = f"The latest {counted(len(records), 'record')}, up to number {records[-1].seq:,}, form an unbroken chain."
-    return Chain(State("held", "ok", "Chain intact"), text)
+    return ChainState(State("held", "ok", "Chain intact"), text)
 
 
-def _view(record: Record) -> RecordView:
+def _view(record: AuditRecord) -> RecordView:
     fields = record.fields
     lock, who = fields.get("lock"), fields.get("who")
     lock, who = lock if isinstance(lock, dict) else {}, who if isinstance(who, dict) else {}

@@ -29,7 +29,7 @@ from leasehold.server.past import Owner
 from leasehold.server.picture import Picture, Snapshot
 from leasehold.server.problems import Draining, Forbidden, Problem
 from leasehold.server.queries import may_see
-from leasehold.telemetry.audit.chain import Record
+from leasehold.telemetry.audit.chain import AuditRecord
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
@@ -267,7 +267,7 @@ class Dashboard:
         found["trace_url"] = url.replace("{trace}", quote(trace, safe="")) if url and trace else None
         return found | {"title": words.plain(name), "crumb": {"label": crumb.name, "href": crumb.href}}
 
-    async def _audit_records(self) -> list[Record] | None:
+    async def _audit_records(self) -> list[AuditRecord] | None:
         if self._app.audit is None:
             return None
         try:

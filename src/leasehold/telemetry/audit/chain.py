@@ -52,7 +52,7 @@ _BEGIN: Final = b'{"action":'  # of every line, because the keys are sorted
 _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}')
 
 
-class Record(NamedTuple):
+class AuditRecord(NamedTuple):
     """An audit record as it was read. `is_genuine` says whether its hash is right."""
 
     seq: int
@@ -88,7 +88,7 @@ def is_torn(line: bytes) -> bool:
     return False
 
 
-def decode(line: bytes) -> Record | None:
+def decode(line: bytes) -> AuditRecord | None:
     """The record in a line, which is given without its line end. None: it is not an audit record."""
     found = _LINE.fullmatch(line)
     try:
@@ -99,7 +99,7 @@ def decode(line: bytes) -> Record | None:
         return None
     match fields:
         case {"v": 1, "seq": int(seq), "prev": str(prev), "action": str(), "at": str()} if _has_types(fields, _TYPES):
-            return Record(seq, found[2].decode(), prev, fields, found[1] + b"}")
+            return AuditRecord(seq, found[2].decode(), prev, fields, found[1] + b"}")
     return None
 
 

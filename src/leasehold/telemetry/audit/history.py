@@ -16,7 +16,7 @@ End: TypeAlias = Literal["released", "lost", "broken", "unseen"]  # unseen: not 
 
 
 @dataclass(frozen=True, slots=True)
-class PastGrant:
+class RecordedGrant:
     """One grant. Times are texts in UTC; None: not recorded, which for an end may mean that the grant still lives."""
 
     token: int | None
@@ -67,9 +67,9 @@ class AuditFiles:
                 yield record
 
 
-def past_grants(files: AuditFiles, namespace: str, name: str) -> list[PastGrant]:
+def past_grants(files: AuditFiles, namespace: str, name: str) -> list[RecordedGrant]:
     """The grants of a name, by their tokens. A grant of which only the end was recorded is listed, too."""
-    found: dict[object, PastGrant] = {}
+    found: dict[object, RecordedGrant] = {}
     for record in files.records(namespace, name):
         action, token = record.get("action"), record.get("token")
         key = token if token is not None else record.get("fingerprint")
@@ -84,9 +84,9 @@ def past_grants(files: AuditFiles, namespace: str, name: str) -> list[PastGrant]
     return sorted(found.values(), key=lambda grant: (grant.token or 0, grant.granted_at or ""))
 
 
-def _begin(record: Mapping[str, Any], known: PastGrant | None, *, granted: bool = True) -> PastGrant:
+def _begin(record: Mapping[str, Any], known: RecordedGrant | None, *, granted: bool = True) -> RecordedGrant:
     lock, who = record.get("lock") or {}, record.get("who") or {}
-    grant = PastGrant(
+    grant = RecordedGrant(
         record.get("token"),
         record.get("fingerprint"),
         who.get("holder"),
@@ -106,7 +106,7 @@ def _begin(record: Mapping[str, Any], known: PastGrant | None, *, granted: bool 
     return replace(grant, **{each: getattr(known, each) for each in names})
 
 
-def _end(grant: PastGrant, record: Mapping[str, Any]) -> PastGrant:
+def _end(grant: RecordedGrant, record: Mapping[str, Any]) -> RecordedGrant:
     who = record.get("who") or {}
     if record["action"] == "break":
         why = record.get("why") or grant.reason

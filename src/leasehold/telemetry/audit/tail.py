@@ -13,7 +13,7 @@ from typing import IO, Final, NamedTuple, cast
 
 from leasehold.errors import ConfigError
 from leasehold.files import Folder
-from leasehold.telemetry.audit.chain import NO_HASH, Record, chain_name, decode, is_torn, read_lines, rotated_seq
+from leasehold.telemetry.audit.chain import NO_HASH, AuditRecord, chain_name, decode, is_torn, read_lines, rotated_seq
 
 _LOCK_SECONDS: Final = 2.0  # at most, for other writers: a suspended one must not hold up this process for ever
 
@@ -66,7 +66,7 @@ def _torn(rest: bytes) -> bytes | None:
     return rest.removesuffix(b"\n") if rest else None
 
 
-def _check_record(record: Record | None, key: bytes | None, path: str) -> Record:
+def _check_record(record: AuditRecord | None, key: bytes | None, path: str) -> AuditRecord:
     if record is None:
         raise ConfigError(f"the last line of {path} is not an audit record: name another file, or move this one away")
     if not record.is_genuine(key):

@@ -20,8 +20,8 @@ from leasehold.errors import ConfigError
 from leasehold.telemetry.audit.chain import (
     MAX_LINE,
     NO_HASH,
+    AuditRecord,
     Line,
-    Record,
     chain_name,
     decode,
     is_torn,
@@ -125,7 +125,7 @@ class _Check:
     def __init__(self, report: Report, key: bytes | None, anchors: dict[int, str]) -> None:
         self._report, self._key, self._anchors = report, key, anchors
         self._path, self._line = "", 0
-        self._previous: Record | None = None
+        self._previous: AuditRecord | None = None
         self._torn = bytearray()  # lines since the last record that a crash may have left
 
     def run(self) -> Report:
@@ -179,7 +179,7 @@ class _Check:
         report.last, report.last_hash = record.seq, record.hash
         self._previous = record
 
-    def _check_torn(self, record: Record) -> None:
+    def _check_torn(self, record: AuditRecord) -> None:
         said, torn = record.fields.get("torn"), bytes(self._torn.removesuffix(b"\n"))
         found = {"bytes": len(torn), "sha256": hashlib.sha256(torn).hexdigest()} if self._torn else None
         if said == found:
@@ -198,7 +198,7 @@ class _Check:
             )
         self._torn.clear()
 
-    def _check_order(self, record: Record) -> None:
+    def _check_order(self, record: AuditRecord) -> None:
         previous = self._previous
         if self._line == 1 and record.fields["action"] != "open":
             self._add_fault(
@@ -213,13 +213,13 @@ class _Check:
         elif record.prev != previous.hash or record.seq != previous.seq + 1:
             self._add_fault(_describe_break(previous, record))
 
-    def _check_anchor(self, record: Record) -> None:
+    def _check_anchor(self, record: AuditRecord) -> None:
         wanted = self._anchors.pop(record.seq, None)
         if wanted is not None and not record.hash.startswith(wanted):
             self._add_fault(f"record {record.seq} is not the one whose hash you gave: the chain was rewritten")
 
 
-def _describe_break(previous: Record, record: Record) -> str:
+def _describe_break(previous: AuditRecord, record: AuditRecord) -> str:
     if record.seq > previous.seq + 1:
         return f"records {previous.seq + 1} to {record.seq - 1} are missing: {record.seq} follows {previous.seq}"
     if record.seq <= previous.seq:
