@@ -21,7 +21,7 @@ from leasehold.errors import ConfigError
 _ENGINES: Final = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql"}  # by the name of the dialect
 
 
-class Context(Protocol):
+class AlembicContext(Protocol):
     """What is used of `alembic.context`."""
 
     @property
@@ -32,7 +32,7 @@ class Context(Protocol):
 
 @contextmanager
 def locked(
-    context: Context,
+    context: AlembicContext,
     *,
     url: str | None = None,
     name: str = "alembic",
@@ -69,7 +69,7 @@ def _parse(database: str | None) -> URL | None:
         raise ConfigError("the sqlalchemy.url of alembic.ini cannot be parsed: percent-encode its password") from None
 
 
-def _lock_url(context: Context, url: str | None) -> str | None:
+def _lock_url(context: AlembicContext, url: str | None) -> str | None:
     option = context.config.get_main_option
     if given := url or option("leasehold.url") or os.environ.get("LEASEHOLD_URL"):
         return str(given)

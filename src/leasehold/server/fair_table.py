@@ -42,7 +42,7 @@ class Tally:
         return next(iter(self._by_count[self.most]))
 
 
-class Row(NamedTuple, Generic[V]):
+class TableRow(NamedTuple, Generic[V]):
     namespace: str
     key: str
     value: V
@@ -62,7 +62,7 @@ class FairTable(Generic[V]):
         rows = self._rows.get(namespace)
         return None if rows is None else rows.get(key)
 
-    def put(self, namespace: str, key: str, value: V, most: int) -> Row[V] | None:
+    def put(self, namespace: str, key: str, value: V, most: int) -> TableRow[V] | None:
         """Add or replace a row. If there are more than `most` then, the namespace with the most rows loses the one that
         was put in least recently: it is returned."""
         rows = self._rows.setdefault(namespace, OrderedDict())
@@ -72,12 +72,12 @@ class FairTable(Generic[V]):
         rows.move_to_end(key)
         return self.pop_oldest(self._tally.largest()) if self._tally.total > most else None
 
-    def oldest(self, namespace: str) -> Row[V]:
+    def oldest(self, namespace: str) -> TableRow[V]:
         """The row of a namespace that was put in least recently."""
         key, value = next(iter(self._rows[namespace].items()))
-        return Row(namespace, key, value)
+        return TableRow(namespace, key, value)
 
-    def pop_oldest(self, namespace: str) -> Row[V]:
+    def pop_oldest(self, namespace: str) -> TableRow[V]:
         found = self.oldest(namespace)
         del self._rows[namespace][found.key]
         if not self._rows[namespace]:

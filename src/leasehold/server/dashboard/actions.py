@@ -16,7 +16,7 @@ MIN_REASON: Final = 8  # characters
 MAX_REASON: Final = 500
 
 
-class Broken(NamedTuple):
+class BreakResult(NamedTuple):
     """`token` is None if the engine did not have that grant any more."""
 
     namespace: str
@@ -24,7 +24,7 @@ class Broken(NamedTuple):
     token: int | None
 
 
-async def break_(app: App, request: Request, fields: dict[str, str]) -> Broken:
+async def break_(app: App, request: Request, fields: dict[str, str]) -> BreakResult:
     """Break what the form names. Raises Problem."""
     with checked():
         namespace, name = check_namespace(fields.get("namespace", "")), check_name(fields.get("name", ""))
@@ -38,7 +38,7 @@ async def break_(app: App, request: Request, fields: dict[str, str]) -> Broken:
         broken = await app.service.break_(namespace, name, token, app.deadline(request))
     if broken:
         app.report_break(request, namespace, name, token, reason)
-    return Broken(namespace, name, token if broken else None)
+    return BreakResult(namespace, name, token if broken else None)
 
 
 def _read_token(text: str) -> int:

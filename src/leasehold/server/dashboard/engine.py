@@ -54,13 +54,13 @@ class EngineView(NamedTuple):
     empty_text: str = ""
 
 
-class Member(NamedTuple):
+class MemberCard(NamedTuple):
     name: str
     role: str
     facts: list[Fact]
 
 
-class Call(NamedTuple):
+class CallTimes(NamedTuple):
     name: str
     p50: str
     p95: str
@@ -149,7 +149,7 @@ def engines(app: App, health: Health | None) -> Context:
     }
 
 
-def _member(number_: int, member: MemberHealth) -> Member:
+def _member(number_: int, member: MemberHealth) -> MemberCard:
     missing = Fact("", "not reported", dim=True)
     facts = [
         missing._replace(title="Round trip")
@@ -182,7 +182,7 @@ def _member(number_: int, member: MemberHealth) -> Member:
     elif member.replication_lag is not None:
         facts.append(Fact("Behind", f"{member.replication_lag:.1f} s"))
     role = ", ".join(part for part in (member.role, member.version) if part) or "server"
-    return Member(f"Member {number_}", plain(role) if member.up else "does not answer", facts[:5])
+    return MemberCard(f"Member {number_}", plain(role) if member.up else "does not answer", facts[:5])
 
 
 def _ms(seconds: float) -> str:
@@ -193,7 +193,7 @@ def _meter(ratio: float) -> Markup:
     return charts.share(ratio, "risk" if ratio > _FULL else "held", "meter")
 
 
-def _calls(app: App) -> Iterator[Call]:
+def _calls(app: App) -> Iterator[CallTimes]:
     """How long each verb takes, from the histograms of the metrics."""
     reached: dict[str, list[float]] = {}  # calls that took no longer than each bound
     failed: dict[str, float] = {}
@@ -208,7 +208,7 @@ def _calls(app: App) -> Iterator[Call]:
         values = quantiles(histogram, CALL_BUCKETS)
         p50, p95, p99 = ["–"] * 3 if values is None else [number(round(value * 1000, 1)) for value in values]
         bad = failed.get(verb, 0)
-        yield Call(verb, p50, p95, p99, f"{sum(histogram) + bad:,.0f}", f"{bad:,.0f}" if bad else "")
+        yield CallTimes(verb, p50, p95, p99, f"{sum(histogram) + bad:,.0f}", f"{bad:,.0f}" if bad else "")
 
 
 def promises(traits: Traits) -> Iterator[tuple[int, str, str]]:

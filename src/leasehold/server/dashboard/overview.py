@@ -70,7 +70,7 @@ class Chart(NamedTuple):
     table: list[list[Any]]
 
 
-class Group(NamedTuple):
+class GroupRow(NamedTuple):
     name: str
     rate: str
     contention: str
@@ -81,7 +81,7 @@ class Group(NamedTuple):
     picture: Markup
 
 
-class Server(NamedTuple):
+class ServerRow(NamedTuple):
     name: str
     rate: str
     text: str
@@ -413,10 +413,10 @@ def _worst(data: PageData) -> list[Any]:
     return [data.row(lock) for lock in sorted(data.locks, key=key)[:6]]
 
 
-def _group(group: Summary) -> Group:
+def _group(group: Summary) -> GroupRow:
     step = max(1, len(group.activity) // 24)
     activity = [float(sum(group.activity[i : i + step])) for i in range(0, len(group.activity), step)]
-    return Group(
+    return GroupRow(
         group.group,
         rate(group.rate),
         f"{100 * group.contention:.0f} %",
@@ -428,13 +428,13 @@ def _group(group: Summary) -> Group:
     )
 
 
-def _servers(data: PageData, server: str, missing: Sequence[str]) -> list[Server]:
+def _servers(data: PageData, server: str, missing: Sequence[str]) -> list[ServerRow]:
     app = data.app
     streams = len(app.service.streams) + len(app.feed)
     recent = [] if data.stats is None else data.stats.buckets[-7:-1]
     per_second = rate(_acquires(recent) / (10 * len(recent))) if recent else ""
     load = f"{counted(app.service.waiters, 'waiter')}, {counted(streams, 'stream')}" if data.reads_everything else ""
-    own = Server(server, per_second, load)
+    own = ServerRow(server, per_second, load)
     answering = len(app.peers) - len(missing)
-    peers = [Server(counted(answering, "peer"), "", "history merged")] if answering > 0 else []
-    return [own, *peers, *(Server(each, "", "does not answer") for each in missing)]
+    peers = [ServerRow(counted(answering, "peer"), "", "history merged")] if answering > 0 else []
+    return [own, *peers, *(ServerRow(each, "", "does not answer") for each in missing)]

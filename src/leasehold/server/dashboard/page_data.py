@@ -55,7 +55,7 @@ WELL: Final = State("held", "held", "OK")
 QUIET: Final = State("risk", "risk", "QUIET")
 
 
-class Row(NamedTuple):
+class LockRow(NamedTuple):
     """A lock, or one grant of it, as tables show it. Times are Unix times."""
 
     id: str
@@ -155,11 +155,11 @@ class PageData:
 
     # ------------------------------------------------------------------- rows
 
-    def row(self, lock: LockView, details: bool = False) -> Row:
+    def row(self, lock: LockView, details: bool = False) -> LockRow:
         """A lock as one row. Of several holders it shows the one whose lease ends first."""
         first = min(lock.holders, key=lambda each: each.left, default=None)
         if first is None:
-            free = Row(
+            free = LockRow(
                 part_name("l", lock.name), self.namespace, lock.name, WAITING, "none yet", "", None, None, None, 1.0
             )
             return self._with_queue(free, lock, details)
@@ -171,7 +171,7 @@ class PageData:
             row = row._replace(holder=who, where=cut(labels, 80))
         return self._with_queue(row, lock, details)
 
-    def _with_queue(self, row: Row, lock: LockView, details: bool) -> Row:
+    def _with_queue(self, row: LockRow, lock: LockView, details: bool) -> LockRow:
         since = None
         if lock.queue:
             oldest = max(lock.queue, key=lambda waiter: waiter.age)
@@ -191,7 +191,7 @@ class PageData:
                 counts[23 - part] += 1
         return charts.spark(counts, kind="act-spark", width=88, height=20, area=False) if any(counts) else Markup("")
 
-    def grant_row(self, lock: LockView, holding: Holding) -> Row:
+    def grant_row(self, lock: LockView, holding: Holding) -> LockRow:
         """One grant of a lock as a row."""
         history, who = self.app.history, holding.holder
         is_held = holding.state == "held"
@@ -202,7 +202,7 @@ class PageData:
             label, where = "cooling", "until it may be granted"
         elif holding.state == "reserved":
             where = "may claim it now"
-        return Row(
+        return LockRow(
             id=f"g-{holding.fingerprint}",
             namespace=self.namespace,
             name=lock.name,

@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
     position: int
 
 
-class Step(NamedTuple):
+class StoryStep(NamedTuple):
     """One step of a story, with its number in the drawing."""
 
     at: float
@@ -44,7 +44,7 @@ class Timeline(NamedTuple):
     svg: Markup
     strip: Markup
     lanes: tuple[str, ...]  # the names at the left
-    story: tuple[Step, ...]
+    story: tuple[StoryStep, ...]
     focus: float  # where something happened: 0 is the left end, 1 the right
     span: float  # seconds
 
@@ -357,37 +357,39 @@ def _refusal(
 # --------------------------------------------------------------------- the story
 
 
-def _story(trouble: PastGrant, grants: Sequence[PastGrant]) -> tuple[Step, ...]:
+def _story(trouble: PastGrant, grants: Sequence[PastGrant]) -> tuple[StoryStep, ...]:
     """The latest loss, step by step."""
     who = plain(trouble.holder)
-    steps: list[Step] = []
+    steps: list[StoryStep] = []
     if trouble.end == "lost":
         silent = (trouble.ended_at or trouble.expires_at) - _heard(trouble)
         what = "The last renewal" if trouble.renewals else "The grant"
-        steps.append(Step(_heard(trouble), what, f"Then {who} is silent for {duration(silent)}.", trouble.holder))
+        steps.append(StoryStep(_heard(trouble), what, f"Then {who} is silent for {duration(silent)}.", trouble.holder))
         if risks := _risks(trouble, trouble.ended_at or trouble.expires_at):
-            steps.append(Step(risks[-1][0], "At risk", "Renewals are overdue. Waiters keep waiting.", trouble.holder))
+            steps.append(
+                StoryStep(risks[-1][0], "At risk", "Renewals are overdue. Waiters keep waiting.", trouble.holder)
+            )
         reason = f" ({plain(trouble.reason)})" if trouble.reason else ""
         text = f"The lease of {duration(trouble.ttl)} is over{reason}. From here on {who} must not write."
-        steps.append(Step(trouble.ended_at or trouble.expires_at, "Lost", text, trouble.holder))
+        steps.append(StoryStep(trouble.ended_at or trouble.expires_at, "Lost", text, trouble.holder))
     elif trouble.end == "broken":
         by = f" by {plain(trouble.actor)}" if trouble.actor else ""
         reason = f"“{plain(trouble.reason)}”" if trouble.reason else "No reason was given."
-        steps.append(Step(trouble.ended_at or trouble.expires_at, f"Broken{by}", reason, trouble.holder))
+        steps.append(StoryStep(trouble.ended_at or trouble.expires_at, f"Broken{by}", reason, trouble.holder))
     after = [grant for grant in grants if grant.granted_at > trouble.granted_at and grant is not trouble]
     if after:
         then = after[-1]
         waited = f", after waiting for {duration(then.waited)}" if then.queued else ""
         shown = "" if then.token is None else f"With token {token(then.token)}{waited}."
-        steps.append(Step(then.granted_at, f"Granted to {plain(then.holder)}", shown, then.holder))
+        steps.append(StoryStep(then.granted_at, f"Granted to {plain(then.holder)}", shown, then.holder))
     if trouble.refused:
         refusal = trouble.refused[-1]
         text = f"{who} sends a late write. The fence refuses the token; nothing is overwritten."
-        steps.append(Step(refusal.at, "The fence refuses a write", text, ""))
+        steps.append(StoryStep(refusal.at, "The fence refuses a write", text, ""))
     return tuple(sorted(steps, key=lambda step: step.at))
 
 
-def _place_badge(drawing: _Drawing, scale: _Scale, lanes: Sequence[str], number: int, step: Step) -> None:
+def _place_badge(drawing: _Drawing, scale: _Scale, lanes: Sequence[str], number: int, step: StoryStep) -> None:
     if not step.holder:
         drawing.badge(number, scale(step.at) - 18, _middle(len(lanes)) - 14)
     elif step.holder in lanes:

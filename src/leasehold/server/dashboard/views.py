@@ -28,8 +28,8 @@ from leasehold.server.dashboard.page_data import (
     REFUSED,
     WAITING,
     WELL,
+    LockRow,
     PageData,
-    Row,
     State,
     latest,
     part_name,
@@ -48,7 +48,7 @@ MAX_FILTER: Final = 300
 Context = dict[str, Any]
 
 
-class Tab(NamedTuple):
+class PageTab(NamedTuple):
     label: str
     total: int
     href: str
@@ -94,7 +94,7 @@ def locks(data: PageData) -> Context:
         return Column(_SORTS[key], href(sort=key), order[key] if sort == key else "", is_number)
 
     return {
-        "tabs": [Tab(label, len(found), href(tab=key), key == tab_key) for key, (label, found) in tabs.items()],
+        "tabs": [PageTab(label, len(found), href(tab=key), key == tab_key) for key, (label, found) in tabs.items()],
         "tab_key": tab_key,
         "sort": sort,
         "columns": [
@@ -164,7 +164,7 @@ def lock(data: PageData, name: str) -> Context:
     found = data.picture.snapshot.by_name.get(name)
     grants, waits = data.past
     if found is None:
-        row = Row("lock", data.namespace, name, FREE, "none", "", None, None, None, 1.0)
+        row = LockRow("lock", data.namespace, name, FREE, "none", "", None, None, None, 1.0)
         queue: Sequence[Holding] = ()
     else:
         row, queue = data.row(found), found.queue
@@ -224,7 +224,7 @@ def _slots_note(found: LockView) -> str:
     return f"{held} of {found.limit} slots" if found.kind == "semaphore" else counted(held, "reader")
 
 
-def _token_note(row: Row, grants: Sequence[PastGrant]) -> str:
+def _token_note(row: LockRow, grants: Sequence[PastGrant]) -> str:
     before = next((grant for grant in grants if row.token and grant.token and grant.token < row.token), None)
     if before is None:
         return "" if row.token is None else "rises with every grant"
@@ -232,7 +232,7 @@ def _token_note(row: Row, grants: Sequence[PastGrant]) -> str:
     return f"after {token(before.token or 0)}, which {how}"
 
 
-def _held_note(row: Row, grants: Sequence[PastGrant], now: float) -> str:
+def _held_note(row: LockRow, grants: Sequence[PastGrant], now: float) -> str:
     past = [grant.ended_at - grant.granted_at for grant in grants if grant.ended_at is not None]
     if row.began_at is None or len(past) < 5:
         return ""
@@ -366,7 +366,7 @@ def owner_filter(text: str) -> Callable[[Who], bool] | None:
     return (lambda who: wanted in f"{who[0]} {place(*who[1:])}".lower()) if wanted else None
 
 
-def _owners_lede(total: int, names: Sequence[str], quiet: Sequence[Row], now: float) -> str:
+def _owners_lede(total: int, names: Sequence[str], quiet: Sequence[LockRow], now: float) -> str:
     if not total:
         return "No client holds or waits for a lock here."
     if not names:
@@ -435,8 +435,8 @@ def incidents(data: PageData) -> Context:
     def href(kind: str) -> str:
         return link("/incidents", namespace=data.namespace, kind=kind)
 
-    tabs = [Tab("All", len(found), href(""), not chosen)]
-    tabs += [Tab(label, count, href(label.lower()), label.lower() == chosen) for label, count in counts.items()]
+    tabs = [PageTab("All", len(found), href(""), not chosen)]
+    tabs += [PageTab(label, count, href(label.lower()), label.lower() == chosen) for label, count in counts.items()]
     days = [
         Day(group[0].at, [incident_view(data, each) for each in group])
         for _, each_day in groupby(shown, key=lambda each: int(each.at // DAY))

@@ -32,7 +32,7 @@ class Panel(NamedTuple):
     text: str = ""
 
 
-class Row(NamedTuple):
+class PanelRow(NamedTuple):
     title: str
     height: int
     across: int  # panels side by side
@@ -57,7 +57,7 @@ _LOST, _STALE = "leasehold_leases_lost_total", "leasehold_stale_tokens_total"
 _CALLS = _rate("engine, call, le", "leasehold_engine_call_seconds_bucket", _ENGINE)
 
 ROWS: Final = (
-    Row(
+    PanelRow(
         "Now",
         4,
         8,
@@ -99,7 +99,7 @@ ROWS: Final = (
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Acquiring",
         8,
         2,
@@ -124,7 +124,7 @@ ROWS: Final = (
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "",
         8,
         3,
@@ -149,7 +149,7 @@ ROWS: Final = (
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Leases",
         8,
         3,
@@ -180,7 +180,7 @@ ROWS: Final = (
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "",
         8,
         2,
@@ -198,7 +198,7 @@ ROWS: Final = (
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Engine",
         8,
         3,
@@ -248,7 +248,7 @@ ROWS: Final = (
             ),
         ),
     ),
-    Row(
+    PanelRow(
         "Server",
         8,
         3,
