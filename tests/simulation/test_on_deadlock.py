@@ -63,7 +63,7 @@ class Philosophers:
         self.raised = 0
         self.cycles_given_up: Counter[frozenset[object]] = Counter()
         self.false_alarms: list[str] = []
-        self.meals = self.inspections = 0
+        self.meals = 0
         self.finished = [self._program(f"p{number}") for number in range(4)]
 
     def _program(self, name: str):

@@ -17,8 +17,6 @@ from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support import partition, probe
 from tests.support.timing import check_seconds
 
-SESSION = 4.0
-
 
 @pytest.fixture(scope="module")
 def partitionable() -> Iterator[Ensemble]:
