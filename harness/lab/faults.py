@@ -132,7 +132,7 @@ def site_cut(run: Run) -> float:
             cut_at = now()
             run.report(f"{site.name}, the site of the {chosen}, is cut off")
             run.sleep(2 * run.ttl)
-            run.await_told_no_majority(there, since=cut_at)
+            run.await_reported_no_majority(there, since=cut_at)
             run.await_grant(now())
             run.report(f"after {now() - cut_at:.0f} s refused there, granted elsewhere")
         sites.heal()

@@ -236,7 +236,7 @@ class Run:
             raise NotGranted(f"the lock was not granted within {seconds:.0f} s after the fault") from None
         return next(at for at in list(self._granted_at) if at > since) - since
 
-    def await_told_no_majority(self, contenders: Sequence[Contender], since: float) -> None:
+    def await_reported_no_majority(self, contenders: Sequence[Contender], since: float) -> None:
         """Wait until each of them was refused because the servers that it reaches have no majority."""
         names = {contender.name for contender in contenders}
 

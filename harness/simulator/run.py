@@ -197,9 +197,8 @@ class SimulationRun:
         for program in living:
             registry = program.client._core.registry
             if registry.pending_releases or registry.waiting or registry.held:
-                self.add_finding(
-                    "owed", f"{program.name} has claims or pending releases {settle_seconds} s after its last call (E6)"
-                )
+                text = f"{program.name} has claims or pending releases {settle_seconds} s after its last call (E6)"
+                self.add_finding("not released", text)
         closing = [program.process.spawn(program.close(), "close") for program in living]
         closing.append(self.operator.close())
         if not self._run_until(lambda: all(task.done for task in closing), self.plan.call_timeout + 1, "close()"):

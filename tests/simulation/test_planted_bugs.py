@@ -14,7 +14,7 @@ SEEDS = 50
 HARSH = {
     name: (planted_bugs.PLANTED | planted_bugs.HARSH_ONLY)[name]
     for name in (
-        "longer_life_told_than_given",
+        "longer_ttl_answered_than_granted",
         "break_refused",
         "renewal_counted_from_the_answer",
         *planted_bugs.HARSH_ONLY,

@@ -107,9 +107,9 @@ def asyncio_interrupted(url: str, namespace: str) -> None:
 def asyncio_raises(url: str, namespace: str) -> None:
     async def main() -> None:
         waiting = asyncio.create_task(wait_for_job(url, namespace, keeps=False))
-        told = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, told.set)
-        await told.wait()
+        interrupted = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+        await interrupted.wait()
         assert not waiting.done()
         sys.exit(3)
 

@@ -62,7 +62,7 @@ def token_reused(_, counter, floor):
 
 
 @bug(LockState, "renew")
-def renew_after_lapse(original, lock_state, context, claim):
+def renew_after_expiry(original, lock_state, context, claim):
     entry = lock_state.entries.get(claim.id_hash)
     if entry is not None and entry.state == HELD and entry.token == claim.token:
         entry.expires_at = max(entry.expires_at, context.now + claim.ttl)
@@ -102,7 +102,7 @@ def early_expiry(original, lock_state, now):
 
 
 @bug(LockState, "attempt")
-def ghost_of_a_repeated_attempt(original, lock_state, context, claim, client):
+def repeated_attempt_queues_again(original, lock_state, context, claim, client):
     """A repeated attempt is not recognised: it gets a queue entry in addition to its grant."""
     entry = lock_state.entries.get(claim.id_hash)
     if entry is not None and entry.state == HELD and claim.queue:
@@ -167,7 +167,7 @@ def last_come_first_served(original, lock_state, now, claim, client):
 
 
 @bug(LockState, "_extend")
-def longer_life_told_than_given(original, lock_state, now, entry, ttl):
+def longer_ttl_answered_than_granted(original, lock_state, now, entry, ttl):
     """A renewal is answered with more life than the grant has."""
     return original(lock_state, now, entry, ttl) * 1.05
 
@@ -208,7 +208,7 @@ async def waiter_forgotten_by_its_client(original, engine, claim, busy, seconds)
 
 
 @bug(ClaimRegistry, "retry_release")
-def owed_release_forgotten(*_):
+def pending_release_forgotten(*_):
     """A release is sent once and never retried."""
 
 
@@ -219,7 +219,7 @@ def gone_ignored(original, lease, renewal):
 
 
 @bug(BaseLease, "_end_lost")
-def loss_kept_quiet(original, lease, reason):
+def loss_not_reported(original, lease, reason):
     lease._callbacks = None
     return original(lease, reason)
 
