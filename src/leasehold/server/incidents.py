@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from leasehold.core.deadlocks import Deadlock
 from leasehold.events import Event
+from leasehold.model import Holding
 from leasehold.server.past import Incident, Owner, PastGrant
-from leasehold.server.picture import Picture, Snapshot, Who, who_of
+from leasehold.server.picture import LockView, Picture, Snapshot, Who, who_of
 
 if TYPE_CHECKING:
     from leasehold.server.history import History
@@ -158,13 +159,7 @@ def owners(
         for holding in lock.holders:
             if holding.state == "held" and ((who := who_of(holding)) in found or fits is None or fits(who)):
                 owner = found.get(who) or found.setdefault(who, _new_owner(who, picture, history))
-                heard_at = history.heard_at(holding, picture.as_of)
-                owner.holds.append(lock.name)
-                owner.blocks += len(lock.queue)
-                owner.quiet = owner.quiet or history.at_risk(holding)
-                owner.heard_at = heard_at if owner.heard_at is None else max(owner.heard_at, heard_at)
-                ends = picture.as_of + holding.left
-                owner.expires_at = ends if owner.expires_at is None else min(owner.expires_at, ends)
+                _add_hold(owner, lock, holding, picture, history)
     if most is None or len(found) < most:
         waiting = {who for who in picture.snapshot.owners if who not in found and (fits is None or fits(who))}
         for who in sorted(waiting) if most is None else nsmallest(most - len(found), waiting):
@@ -175,6 +170,15 @@ def owners(
                 known.waits.append(lock.name)
     order = sorted(found.values(), key=lambda each: (not each.quiet, -each.blocks, -len(each.holds), each.holder))
     return order[:most]
+
+
+def _add_hold(owner: Owner, lock: LockView, holding: Holding, picture: Picture, history: History) -> None:
+    heard_at, ends = history.heard_at(holding, picture.as_of), picture.as_of + holding.left
+    owner.holds.append(lock.name)
+    owner.blocks += len(lock.queue)
+    owner.quiet = owner.quiet or history.at_risk(holding)
+    owner.heard_at = heard_at if owner.heard_at is None else max(owner.heard_at, heard_at)
+    owner.expires_at = ends if owner.expires_at is None else min(owner.expires_at, ends)
 
 
 def _new_owner(who: Who, picture: Picture, history: History) -> Owner:

@@ -287,38 +287,51 @@ def _grant(
     shown_token = "" if grant.token is None else token(grant.token)
     held = duration(end - grant.granted_at)
     outcome = {"released": ", released", "lost": ", lost", "broken": ", broken"}.get(grant.end or "", "")
-    title = f"{plain(grant.holder)}, token {shown_token}: held {'' if outcome else 'for '}{held}{outcome}"
     is_over = grant.end in ("lost", "broken")
+    silent_from = scale(min(_heard(grant) + 1, end))
     if is_over and is_trouble:  # what it did after its last renewal is not known
-        drawing.hatch(
-            scale(min(_heard(grant) + 1, end)), scale(min(scale.now, end + (end - _heard(grant)) / 2)), middle
-        )
+        drawing.hatch(silent_from, scale(min(scale.now, end + (end - _heard(grant)) / 2)), middle)
+    title = f"{plain(grant.holder)}, token {shown_token}: held {'' if outcome else 'for '}{held}{outcome}"
     drawing.bar("b-held", x, x_end, middle, title)
     if is_over and is_trouble:
-        drawing.hatch(scale(min(_heard(grant) + 1, end)), x_end, middle)
+        drawing.hatch(silent_from, x_end, middle)
     for began, ended in _risks(grant, end):
         drawing.bar("b-risk", scale(began), scale(ended), middle)
     if x_end - x > 24:
         for renewal in grant.renewals:
             if renewal.at > scale.begin and renewal.at <= end:
                 drawing.line("renew", f"M{scale(renewal.at):.1f} {middle + 6:.1f}v6")
-    room = (x_end - x - 14) / _CHARACTER
-    if room > len(shown_token) * 1.15:
-        drawing.text("tokt t-held", x + 9, middle + 3, shown_token)
-        note = f"held {'' if outcome else 'for '}{held}{outcome if grant.end == 'released' else ''}"
-        if room > len(shown_token) * 1.15 + len(note) + 3 and not is_over:
-            drawing.text("", x + 18 + 7.4 * len(shown_token), middle + 3, note)
+    note = f"held {'' if outcome else 'for '}{held}{outcome if grant.end == 'released' else ''}"
+    _grant_text(drawing, x, x_end, middle, shown_token, "" if is_over else note)
     if grant.end == "released" and x_end - x > 6:
         drawing.line("ok", f"M{x_end:.1f} {middle - 12:.1f}v24")
     if is_over:
-        drawing.line("lostl", f"M{x_end:.1f} {middle - 20:.1f}v40")
-        if is_trouble:  # others have a line and a title: texts would overlap
-            word = "LOST" if grant.end == "lost" else "BROKEN"
-            text = f"{word}: {plain(grant.reason)[:40]}" if grant.reason else word
-            drawing.text("t-lost", x_end + 24, middle - 18, text)
-        after = min((each.granted_at for each in shown if each.granted_at >= end), default=None)
-        if after is not None and scale(after) - x_end > 3:
-            drawing.hatch(x_end, scale(after), middle, 6, "hatch-c")
+        _grant_loss(drawing, scale, grant, middle, shown, is_trouble)
+
+
+def _grant_text(drawing: _Drawing, x: float, x_end: float, middle: float, shown_token: str, note: str) -> None:
+    """The token of a grant, and a note, as far as there is room in its bar."""
+    room, token_room = (x_end - x - 14) / _CHARACTER, len(shown_token) * 1.15
+    if room > token_room:
+        drawing.text("tokt t-held", x + 9, middle + 3, shown_token)
+        if note and room > token_room + len(note) + 3:
+            drawing.text("", x + 18 + 7.4 * len(shown_token), middle + 3, note)
+
+
+def _grant_loss(
+    drawing: _Drawing, scale: _Scale, grant: PastGrant, middle: float, shown: Sequence[PastGrant], is_trouble: bool
+) -> None:
+    """Where a grant was lost or broken, and how long the name was free then."""
+    end = _ended(grant, scale.now)
+    x_end = scale(end)
+    drawing.line("lostl", f"M{x_end:.1f} {middle - 20:.1f}v40")
+    if is_trouble:  # others have a line and a title: texts would overlap
+        word = "LOST" if grant.end == "lost" else "BROKEN"
+        text = f"{word}: {plain(grant.reason)[:40]}" if grant.reason else word
+        drawing.text("t-lost", x_end + 24, middle - 18, text)
+    after = min((each.granted_at for each in shown if each.granted_at >= end), default=None)
+    if after is not None and scale(after) - x_end > 3:
+        drawing.hatch(x_end, scale(after), middle, 6, "hatch-c")
 
 
 def _refusal(
