@@ -156,40 +156,49 @@ class RowLockState(LockState):
     def save(self, synced: bool = True) -> None:
         """Write the changes of the verb. `synced=False`: a power cut may undo this transaction. NeedsSync: it must not,
         because of a grant that has to survive it, or of the ceiling of tokens."""
-        db, key = self._db, self._key
         queued = self._queue_row is not None or self.limit_set
         if self.limit != self._stored_limit:
-            db.execute("update lh_grant set grant_limit = ? where namespace = ? and name = ?", (self.limit, *key))
-        for entry, row, granted_ttl in self._stored:
-            new = self._row_of(entry)
-            if new == row:
-                continue
-            if row is not None and (new is None or new[:2] != row[:2] or len(new) != len(row)):
-                if len(row) == _GRANT_LENGTH:
-                    db.execute(_DELETE_GRANT, (*key, row[0]))
-                else:
-                    db.execute(_DELETE_WAITER, (*key, row[0], row[1]))
-            if new is None:
-                continue
-            if len(new) == _GRANT_LENGTH:
-                if not synced and entry.state != RESERVED and must_survive(entry):
-                    raise NeedsSync
-                if row is None or len(row) != _GRANT_LENGTH or row[13] != new[13]:
-                    granted_ttl = entry.expires_at - self._now
-                db.execute(REPLACE_GRANT, (*key, granted_ttl, self.kind, self.limit, *new))
-            else:
-                queued = True
-                db.execute(REPLACE_WAITER, (*key, *new))
-        if (self._counter.last, self.last_ticket) != self._stored_counters:
-            if (token := self._counter.last) > self._ceiling:
-                if not synced:
-                    raise NeedsSync
-                self._ceiling = token + _CEILING_STEP
-            db.execute(
-                "update lh_meta set token = ?, ticket = ?, ceiling = ?", (token, self.last_ticket, self._ceiling)
+            self._db.execute(
+                "update lh_grant set grant_limit = ? where namespace = ? and name = ?", (self.limit, *self._key)
             )
+        for stored in self._stored:
+            new = self._row_of(stored.entry)
+            if new != stored.row:
+                queued = self._save_entry(stored, new, synced) or queued
+        if (self._counter.last, self.last_ticket) != self._stored_counters:
+            self._save_counters(synced)
         if queued:
             self._save_queue()
+
+    def _save_entry(self, stored: StoredEntry, new: Row | None, synced: bool) -> bool:
+        """Replace the row of an entry by this one. True: it is a waiter's row."""
+        db, key, (entry, row, granted_ttl) = self._db, self._key, stored
+        if row is not None and (new is None or new[:2] != row[:2] or len(new) != len(row)):
+            if len(row) == _GRANT_LENGTH:
+                db.execute(_DELETE_GRANT, (*key, row[0]))
+            else:
+                db.execute(_DELETE_WAITER, (*key, row[0], row[1]))
+        if new is None:
+            return False
+        if len(new) != _GRANT_LENGTH:
+            db.execute(REPLACE_WAITER, (*key, *new))
+            return True
+        if not synced and entry.state != RESERVED and must_survive(entry):
+            raise NeedsSync
+        if row is None or len(row) != _GRANT_LENGTH or row[13] != new[13]:
+            granted_ttl = entry.expires_at - self._now
+        db.execute(REPLACE_GRANT, (*key, granted_ttl, self.kind, self.limit, *new))
+        return False
+
+    def _save_counters(self, synced: bool) -> None:
+        token = self._counter.last
+        if token > self._ceiling:
+            if not synced:
+                raise NeedsSync
+            self._ceiling = token + _CEILING_STEP
+        self._db.execute(
+            "update lh_meta set token = ?, ticket = ?, ceiling = ?", (token, self.last_ticket, self._ceiling)
+        )
 
     def _save_queue(self) -> None:
         has_waiters = self._db.execute(_EXISTS_WAITER, self._key).fetchone()[0]
