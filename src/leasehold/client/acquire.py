@@ -130,16 +130,26 @@ class AcquireRequest(Generic[L]):
             return False
         return timing.needs_no_attempt(reply.position, asked_at, waiter.kept_at, core.runtime.now())
 
-    async def wait_to_send(self, claim: Claim, deadline: float, retries: bool) -> float:
-        """Wait until the attempt may be sent, and return its deadline."""
+    async def wait_to_send(self, claim: Claim, deadline: float, retries: bool) -> tuple[float, Engine, Claim]:
+        """Wait until the attempt may be sent. Returns its deadline, the engine to send it to, and the claim: it queues
+        at once if other calls have met contention meanwhile."""
         core = self.lock._core
         now, call_timeout = core.runtime.now(), core.options.call_timeout
-        if self.wait == 0 or self.waiting_deadlocks:  # the caller does not wait: this counts into its `call_timeout`
+        may_wait = self.wait != 0 and not self.waiting_deadlocks
+        if may_wait:
+            until = max(deadline, now + call_timeout)
+            if retries:
+                until = timing.bounded_attempt(now, timing.NEVER, deadline)
+            latest = await core.attempts.enter(claim.id_hash, until) + call_timeout
+        else:  # this counts into its `call_timeout`
             latest = timing.call_deadline(now, call_timeout, claim.ttl)
             await core.attempts.enter(claim.id_hash, latest)
-            return latest
-        until = timing.bounded_attempt(now, timing.NEVER, deadline) if retries else max(deadline, now + call_timeout)
-        return await core.attempts.enter(claim.id_hash, until) + call_timeout
+        engine = self.get_engine()
+        if core.exiting:
+            core.refuse_at_exit()
+        if may_wait and not claim.queue and engine.queues_at_once:
+            claim = _with_queue(claim, deadline)
+        return latest, engine, claim
 
     def with_new_id(self, claim: Claim) -> Claim:
         self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
@@ -191,12 +201,7 @@ async def acquire(request: AcquireRequest[L]) -> L:
                 admitted_until, answered = timing.NEVER, False
                 try:
                     if not attempts.try_enter(claim.id_hash) and not request.is_next(claim, reply):
-                        admitted_until = await request.wait_to_send(claim, deadline, retries)
-                        engine = request.get_engine()
-                        if core.exiting:
-                            core.refuse_at_exit()
-                        if may_wait and not claim.queue and engine.queues_at_once:  # other calls met contention
-                            claim = _with_queue(claim, deadline)
+                        admitted_until, engine, claim = await request.wait_to_send(claim, deadline, retries)
                     # Read before the request leaves (E8).
                     asked_at, connection_epoch, must_release = now(), core.registry.connection_epoch, True
                     latest = timing.call_deadline(asked_at, call_timeout, claim.ttl)
