@@ -13,6 +13,7 @@ import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, CurrentLease, LeaseLost, MultiLock, NotAcquired, current_lease
 from leasehold.client.held_locks import CURRENT_LEASES
+from tests.support import probe
 
 
 def current_name(name: str | None = None) -> str | None:
@@ -184,7 +185,7 @@ def test_left_block_keeps_no_ended_thread_in_copied_contexts(client, in_new_thre
     def enter_and_leave() -> tuple[contextvars.Context, weakref.ref[object]]:
         with client.lock("a"):
             pass
-        return contextvars.copy_context(), weakref.ref(client._core.runtime.owner())
+        return contextvars.copy_context(), weakref.ref(probe.runtime(client).owner())
 
     context, thread_key = in_new_thread(enter_and_leave)
     gc.collect()

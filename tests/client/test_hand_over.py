@@ -103,7 +103,7 @@ def test_taken_over_lease_is_trusted_less_the_drift_of_its_new_client(bench) -> 
 
 def test_taken_over_lease_keeps_the_name_for_its_min_hold(bench) -> None:
     taken = bench.client().take_over(hand_over(bench.client(), min_hold=60, delay=7))
-    assert (taken._claim.min_hold, taken._claim.delay) == (60, 7)
+    assert (probe.claim(taken).min_hold, probe.claim(taken).delay) == (60, 7)
     assert taken.release()
     assert bench.client().lock("job").try_acquire() is None
     bench.clock.at += 60

@@ -33,11 +33,11 @@ def test_lease_exposes_its_attributes(bench) -> None:
 def test_claim_id_is_never_shown(bench) -> None:
     client = bench.client()
     lease = client.lock("a").acquire()
-    secret = lease._claim.id
+    secret = probe.claim(lease).id
     texts = [
         repr(lease),
-        repr(lease._claim),
-        str(lease._claim),
+        repr(probe.claim(lease)),
+        str(probe.claim(lease)),
         repr(client.inspect()),
         repr(client),
         repr(client.lock("a")),
@@ -45,7 +45,7 @@ def test_claim_id_is_never_shown(bench) -> None:
     with pytest.raises(NotAcquired) as busy:
         bench.client().lock("a").acquire(wait=0)
     texts.append(str(busy.value) + repr(busy.value.__dict__))
-    assert not [text for text in texts if secret in text or lease._claim.id_hash in text]
+    assert not [text for text in texts if secret in text or probe.claim(lease).id_hash in text]
 
 
 def test_watchdog_renewal_keeps_lease_held(bench, wait_until) -> None:
@@ -133,7 +133,7 @@ def test_break_notification_after_local_deadline_is_no_break(bench, wait_until) 
     client = bench.client(on_event=events.append)
     lease = client.lock("a", ttl=30).acquire()
     bench.clock.at += 31  # the whole process was paused: no thread was woken
-    probe.registry(client).on_notification("broken", lease._claim.id_hash, 0.0, None)
+    probe.registry(client).on_notification("broken", probe.claim(lease).id_hash, 0.0, None)
     assert (lease.state, lease.lost_reason) == ("LOST", "stalled")
     wait_until(lambda: [event.reason for event in events if event.kind == "lost"] == ["stalled"])
 
@@ -250,7 +250,7 @@ def test_outdated_renewal_reply_is_ignored(bench) -> None:
 
     lease = bench.client().lock("a", ttl=30).acquire()
     lease.renew(100)
-    probe.answer_renewal(lease, 900.0, lease._claim_for_renewal(30), Alive(30.0))
+    probe.answer_renewal(lease, 900.0, probe.renewal_claim(lease, 30), Alive(30.0))
     assert lease.ttl == 100
 
 
@@ -411,7 +411,7 @@ def test_lease_is_renewed_beyond_its_ttl_on_real_clock() -> None:
 def test_renewal_answered_after_the_end_changes_nothing(end) -> None:
     with Client("memory://") as client:
         lease = client.lock("job").acquire()
-        late = Renewal(probe.runtime(client).now(), lease._claim_for_renewal(), Alive(60.0))
+        late = Renewal(probe.runtime(client).now(), probe.renewal_claim(lease), Alive(60.0))
         lease.release() if end == "released" else lease._end_lost("broken")
         before = lease.state, lease._validity, lease._renew_at
         lease._on_renewal(late)

@@ -154,7 +154,7 @@ def test_ctrl_c_while_reentering_leaves_the_outer_hold_alone(bench, ctrl_c, how)
     # Not at each line of call(): no handler covers the line that begins a `try`, and no signal arrives there.
     files = ("blocking/locks.py",) if how == "call" else ("client/lock.py", "multilock.py")
     with lock as lease:
-        number, uninterrupted, held_locks = 0, 0, client._core.held_locks._held
+        number, uninterrupted, held_locks = 0, 0, probe.held_locks(client)._held
         while uninterrupted < 3:  # the interpreter swallows an exception where a generator is closed
             interrupted = ctrl_c(number := number + 1, work, *files)
             uninterrupted = 0 if interrupted else uninterrupted + 1

@@ -56,8 +56,8 @@ def test_reentrant_engine_call_raises_and_release_becomes_pending(bench, wait_un
             with pytest.raises(Reentered, match="finaliser or signal handler"):
                 call()
         assert not lease.release()
-        assert not InProcessTransport(bench.server).post("release", (other._claim,))
-        probe.core(client).forget(other._claim)
+        assert not InProcessTransport(bench.server).post("release", (probe.claim(other),))
+        probe.core(client).forget(probe.claim(other))
     wait_until(lambda: not bench.server.lock_states)
 
 

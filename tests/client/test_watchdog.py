@@ -410,7 +410,7 @@ def test_call_of_watchdog_ends_before_lease_granted_during_call_before(bench, wa
     bench.transport.call = grant_during_renewal
     bench.clock.advance(probe.next_renewal(first) - bench.clock.at)
     wait_until(lambda: deadlines)
-    assert deadlines[0] < leases[0]._validity.valid_until
+    assert deadlines[0] < probe.trusted_until(leases[0])
 
 
 def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
@@ -419,7 +419,7 @@ def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
 
     client = bench.client()
     lease = client.lock("a", ttl=60).acquire()
-    id_hash = lease._claim.id_hash
+    id_hash = probe.claim(lease).id_hash
     lease_document.detach(lease)  # the document is for another process: this client forgets the claim
     probe.registry(client).on_notification("reserved", id_hash, 0.0, Claim("", "a", "", id_hash, Holder("stray"), 15.0))
     wait_until(lambda: not probe.pending_releases(client))
@@ -429,7 +429,7 @@ def test_late_wakeup_does_not_release_detached_lease(bench, wait_until) -> None:
 def test_late_wakeup_does_not_release_held_lease(bench) -> None:
     client = bench.client()
     lease = client.lock("a").acquire()
-    probe.registry(client).on_notification("reserved", lease._claim.id_hash, 0.0, lease._claim)
+    probe.registry(client).on_notification("reserved", probe.claim(lease).id_hash, 0.0, probe.claim(lease))
     probe.registry(client).on_notification("recheck", "nobody", 1.0, None)
     assert not probe.pending_releases(client)
     lease.verify()

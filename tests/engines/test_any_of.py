@@ -15,6 +15,7 @@ import pytest
 from leasehold.core.timing import WAITER_TTL
 from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 
 ENGINES = ["sqlite", "postgresql", "mysql", "redis", "redlock", "etcd", "zookeeper", "http-redis-pair"]
 NAMES = ["gpu0", "gpu1", "gpu2"]
@@ -69,7 +70,7 @@ client.any_of(sys.argv[3:]).acquire()
 def test_killed_waiter_of_a_pool_holds_up_no_queue(rig, namespace, wait_until) -> None:
     with rig.client(namespace=namespace, call_timeout=30) as client:
         leases = [client.lock(name, ttl=60).acquire() for name in NAMES]
-        child = subprocess.Popen([sys.executable, "-c", SCRIPT, client._core.config.url, namespace, *NAMES])
+        child = subprocess.Popen([sys.executable, "-c", SCRIPT, probe.config(client).url, namespace, *NAMES])
         try:
             wait_until(lambda: sum(holding.state == "waiting" for holding in client.inspect()) == 3, 60)
         finally:

@@ -29,6 +29,7 @@ from harness.servers.postgresql import PostgreSQL
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
 from leasehold.credentials import Password
 from leasehold.pools import settings_of
+from tests.support import probe
 from tests.support.running_server import poll
 from tests.support.timing import check_elapsed
 
@@ -337,7 +338,7 @@ def test_function_that_does_not_return_costs_a_task_no_more_than_its_call(scheme
                 await client.lock("a").acquire(wait=0)
             check_elapsed(began, 1.5)
             password_ = Password(password, "password=")
-            calls = [password_.read_with(client._core.runtime, client._core.runtime.now() + 0.2) for _ in range(33)]
+            calls = [password_.read_with(probe.runtime(client), probe.runtime(client).now() + 0.2) for _ in range(33)]
             errors = [str(error) for error in await asyncio.gather(*calls, return_exceptions=True)]
             assert "has not returned from 32 earlier calls" in errors[32]
             gate.set()

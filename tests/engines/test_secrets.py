@@ -22,6 +22,7 @@ from leasehold import Client, LeaseholdError, LeaseLost, NotAcquired, Unavailabl
 from leasehold.engines import BUILT_IN
 from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe
 
 SECRET = "s3cr3tMARK"
 
@@ -184,7 +185,7 @@ def test_claim_id_is_not_in_errors_logs_events_or_reprs(rig, drawn_secrets, capl
     second = rig.client(namespace="ns", ttl=30, call_timeout=1, on_event=look)
     lock = first.lock("job")
     lease = lock.acquire()
-    look(first, lock, lease, lease._claim, *second.inspect())
+    look(first, lock, lease, probe.claim(lease), *second.inspect())
     with pytest.raises(NotAcquired) as busy:
         second.lock("job", wait=0.3).acquire()
     with pytest.raises(LeaseholdError) as other_kind:

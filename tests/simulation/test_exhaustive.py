@@ -11,6 +11,7 @@ from leasehold import AsyncClient, LeaseholdError
 from leasehold.client import attempt_limit
 from leasehold.runtime.simulated import Process
 from leasehold.testing.exhaustive import Scenario, awaits_with_messages, every_await_cancelled, every_message_lost
+from tests.support import probe
 
 TTL = 4.0
 
@@ -89,8 +90,8 @@ class ManyCallers(Locks):
     def run(self) -> None:
         super().run()
         for client in self.clients:
-            assert not client._core.attempts._under_way
-            assert not client._core.attempts._waiting
+            assert not probe.core(client).attempts._under_way
+            assert not probe.core(client).attempts._waiting
 
 
 @pytest.fixture

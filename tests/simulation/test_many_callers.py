@@ -12,6 +12,7 @@ from leasehold.engines.memory import MemoryEngine
 from leasehold.engines.sql.fair_mutex import FairMutex
 from leasehold.runtime.simulated import Process, Simulator, Task
 from leasehold.testing.network import NetworkTransport, SimulatedServer
+from tests.support import probe
 
 CALLERS = 1000
 SECONDS_PER_ATTEMPT = 0.02  # so that 250 attempts are answered within the call_timeout
@@ -63,8 +64,8 @@ class Crowd:
     def finish(self, tasks: list[Task], seconds: float = 600) -> None:
         for task in tasks:
             self.world.run_until_complete(task, seconds)
-        assert not self.client._core.attempts._under_way
-        assert not self.client._core.attempts._waiting
+        assert not probe.core(self.client).attempts._under_way
+        assert not probe.core(self.client).attempts._waiting
 
 
 def test_all_callers_are_served_though_all_take_longer_than_call_timeout() -> None:
@@ -160,7 +161,7 @@ def test_notified_waiter_overtakes_callers_that_only_begin() -> None:
     async def hand_off() -> list[Task]:
         lease = await crowd.client.lock("a").acquire()
         waiter = crowd.start("a")
-        while not crowd.client._core.registry.waiting:
+        while not probe.registry(crowd.client).waiting:
             await crowd.process.sleep(0.1)
         others = [crowd.start(f"name {number}") for number in range(CALLERS)]
         await crowd.process.sleep(0.1)

@@ -134,9 +134,19 @@ def plan_renewal(lease: BaseLease, at: float, *, renewed: float | None = None, f
         lease._validity = lease._validity._replace(asked_at=renewed)
 
 
-def renewal_claim(lease: BaseLease) -> Claim:
-    """The claim that a renewal sends."""
-    return lease._claim_for_renewal()
+def claim(lease: BaseLease) -> Claim:
+    """The claim that the lease was granted for, with its secret id."""
+    return lease._claim
+
+
+def trusted_until(lease: BaseLease) -> float:
+    """When the lease stops being trusted, if it is not renewed."""
+    return lease._validity.valid_until
+
+
+def renewal_claim(lease: BaseLease, ttl: float | None = None) -> Claim:
+    """The claim that a renewal sends. `ttl`: another one, asked for by hand."""
+    return lease._claim_for_renewal(ttl)
 
 
 def answer_renewal(lease: BaseLease, asked_at: float, claim: Claim, reply: Alive | Gone | Any) -> None:

@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import leasehold
 from leasehold import AsyncClient, Client, Event, NotAcquired, StaleToken, Unavailable, fences, telemetry, tracing
 from leasehold.telemetry import otel
+from tests.support import probe
 from tests.support.spans import Spans
 
 
@@ -184,7 +185,7 @@ def test_acquire_that_got_a_new_id_has_one_span(spans, hook, bench):
     done.start()
     while done.is_alive():  # the pause before the next try is on the manual clock
         bench.clock.advance(0.1)
-        for _, waiter in list(client._core.registry.waiting.items()):
+        for _, waiter in list(probe.registry(client).waiting.items()):
             waiter.signal.set()
         done.join(0.01)
     assert spans.tree() == ["leasehold.acquire"]
@@ -216,7 +217,7 @@ def lose_a_lease(spans, bench, hook, wait_until) -> None:
         bench.clock.advance(30)
         wait_until(lambda: not tracing.find(lease.fingerprint))
         ended = threading.Event()
-        client._core.callbacks.submit(ended.set)  # after the events
+        probe.core(client).callbacks.submit(ended.set)  # after the events
         assert ended.wait(20)
 
 

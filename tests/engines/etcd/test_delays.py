@@ -19,6 +19,7 @@ from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.queue import Entry, EntryValue
 from leasehold.engines.etcd.watch import Watcher
 from leasehold.model import Busy, Grant, Holder
+from tests.support import probe
 from tests.support.timing import check_elapsed, check_seconds
 
 DELAY = 2.0
@@ -160,7 +161,7 @@ def test_delay_of_a_vanished_permit_is_waited_out(url, member, lease_of, start_w
         second = permits.acquire()
         waiting = start_waiter(two, lock=two.semaphore("job", 2))
         began = time.monotonic()
-        member.revoke(lease_of(second._claim.id_hash))
+        member.revoke(lease_of(probe.claim(second).id_hash))
         waited = waiting.wait_granted() - began
         assert waited >= DELAY
         check_seconds(waited, DELAY + 2)
@@ -259,14 +260,14 @@ def test_delays_are_kept_while_many_clients_vanish_or_give_up(url, member, claim
                     inside.append(number)
                 time.sleep(rng.random() * 0.03)
                 found = claims()
-                vanishes = lease._claim.delay and rng.random() < 0.3 and len(found) > 3
+                vanishes = probe.claim(lease).delay and rng.random() < 0.3 and len(found) > 3
                 with mutex:
                     inside.remove(number)
                     if vanishes:
                         delayed_until[0] = time.monotonic() + 1.0
                         vanished.append(delayed_until[0])
                 if vanishes:
-                    member.revoke(lease_of(lease._claim.id_hash))
+                    member.revoke(lease_of(probe.claim(lease).id_hash))
                     assert lease.wait_lost(60)
                 else:
                     lease.release()

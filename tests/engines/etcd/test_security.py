@@ -225,10 +225,10 @@ def test_no_secret_reaches_etcd_the_logs_or_errors(proxied_url, proxy, caplog) -
     with Client(proxied_url) as client:
         lease = client.lock("job").acquire()
         lease.renew()
-        secret, output = lease._claim.id, f"{client.inspect()} {lease!r} {client!r}"
+        secret, output = probe.claim(lease).id, f"{client.inspect()} {lease!r} {client!r}"
         assert not any(secret.encode() in data for data in captured)
         assert secret not in output + caplog.text
-        assert lease._claim.id_hash not in output
+        assert probe.claim(lease).id_hash not in output
         pickle.loads(pickle.dumps(client)).close()
         lease.release()
 

@@ -140,7 +140,7 @@ def test_open_release_on_commit_does_not_open_the_breaker(connection, mysql, wai
         engine = probe.core(client).engine()
         for _ in range(6):
             with pytest.raises(TransactionOpen):
-                run_sync(engine.release(lease._claim, time.monotonic() + 20))
+                run_sync(engine.release(probe.claim(lease), time.monotonic() + 20))
         assert client.lock("other").acquire().release(), "the breaker is closed"
         connection.commit()
         wait_until(lambda: not client.inspect())

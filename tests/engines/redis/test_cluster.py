@@ -49,7 +49,7 @@ def test_renewal_batch_is_one_round_trip_per_node(cluster, monkeypatch) -> None:
 
     with Client(cluster.url()) as client:
         leases = [client.lock(f"job-{number}", ttl=60).acquire() for number in range(60)]
-        claims = [lease._claim_for_renewal() for lease in leases]
+        claims = [probe.renewal_claim(lease) for lease in leases]
         engine, runtime = probe.engine(client), probe.runtime(client)
         run_sync(engine.renew(claims, runtime.now() + 5))  # loads the script on every node
         monkeypatch.setattr(BlockingPool, "calls", counting_calls)
@@ -189,12 +189,12 @@ def test_renewal_batch_follows_many_moved_slots_with_few_queries(cluster) -> Non
     with Client(cluster.url(), call_timeout=10) as client:
         leases = [client.lock(name, ttl=60).acquire() for name in names]
         engine, runtime = probe.engine(client), probe.runtime(client)
-        run_sync(engine.renew([lease._claim_for_renewal() for lease in leases], runtime.now() + 10))
+        run_sync(engine.renew([probe.renewal_claim(lease) for lease in leases], runtime.now() + 10))
         try:
             for slot in slots:
                 cluster.move(slot, source, target)
             before, began = slot_map_queries(), time.monotonic()
-            answers = run_sync(engine.renew([lease._claim_for_renewal() for lease in leases], runtime.now() + 10))
+            answers = run_sync(engine.renew([probe.renewal_claim(lease) for lease in leases], runtime.now() + 10))
             assert all(answer.ttl > 50 for answer in answers)
             check_elapsed(began, 2)
             assert slot_map_queries() - before <= 3, "many redirects cause few queries of the slot map"

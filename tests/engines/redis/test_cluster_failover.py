@@ -123,7 +123,7 @@ def test_paused_node_loses_only_its_own_leases(cluster) -> None:
         paused_node = cluster.owner(names[0])
         paused_node.pause()
         engine, runtime = probe.engine(client), probe.runtime(client)
-        answers = run_sync(engine.renew([lease._claim_for_renewal() for lease in leases.values()], runtime.now() + 1))
+        answers = run_sync(engine.renew([probe.renewal_claim(lease) for lease in leases.values()], runtime.now() + 1))
         assert [isinstance(answer, Alive) for answer in answers] == [False, True, True]
         assert leases[names[0]].wait_lost(6)
         assert leases[names[0]].lost_reason == "unreachable"
@@ -143,7 +143,7 @@ def test_pending_release_to_paused_node_does_not_delay_other_nodes(cluster) -> N
         paused_node = cluster.owner(names[0])
         paused_node.pause()
         assert not first.release(), "not confirmed: a pending release"
-        probe.registry(client).retry_release(second._claim_for_renewal())
+        probe.registry(client).retry_release(probe.renewal_claim(second))
         poll(lambda: not other.lock(names[1]).locked(), 60, lambda: "the release on the other node is confirmed")
         assert paused_node._paused_pids
         paused_node.resume()

@@ -67,9 +67,9 @@ def test_server_stores_id_hash_but_never_the_claim_id(deployment) -> None:
         attempt_thread.join()
         for server in deployment.servers:
             stored = b"".join(key + (server.ask("DUMP", key) or b"") for key in server.ask("KEYS", "*"))
-            assert lease._claim.id.encode() not in stored
-            assert bytes.fromhex(lease._claim.id.partition(".")[2]) not in stored
-            assert bytes.fromhex(lease._claim.id_hash) in stored
+            assert probe.claim(lease).id.encode() not in stored
+            assert bytes.fromhex(probe.claim(lease).id.partition(".")[2]) not in stored
+            assert bytes.fromhex(probe.claim(lease).id_hash) in stored
 
 
 @pytest.mark.parametrize(("scheme", "count"), [("redis", 1), ("redlock", 3)])
@@ -154,6 +154,6 @@ def test_renewal_batch_costs_each_server_one_command_per_lease(deployment) -> No
         leases[0].renew()  # loads the script
         before = deployment.call_counts("evalsha")
         core = probe.core(client)
-        replies = run_sync(core._engine.renew([lease._claim_for_renewal() for lease in leases], core.deadline()))
+        replies = run_sync(core._engine.renew([probe.renewal_claim(lease) for lease in leases], core.deadline()))
         assert all(reply.ttl == 60 for reply in replies)
         assert deployment.calls_since(before, "evalsha") == [100] * len(deployment.servers)

@@ -9,6 +9,7 @@ import pytest
 
 from leasehold import AsyncClient, Client, Unavailable
 from leasehold.model import Alive, Gone, Grant
+from tests.support import probe
 from tests.support.scripted_server import SILENT, free_engine
 from tests.support.timing import check_elapsed
 
@@ -156,11 +157,11 @@ def test_forked_child_has_connections_of_its_own(start_server, run_in_fork):
     server = start_server()
     with Client(url_of(server), ttl=60) as client:
         lease = client.lock("job").acquire()
-        parent = client._core.registry.client_id
+        parent = probe.client_id(client)
 
         def in_child():
             assert lease.lost_reason == "forked"
-            assert client._core.registry.client_id != parent
+            assert probe.client_id(client) != parent
             client.lock("own").acquire(wait=0).release()
             os._exit(0)
 
@@ -199,7 +200,7 @@ def test_waiter_is_granted_after_its_wakeup(start_server, wait_until):
         thread.start()
         wait_until(lambda: any(call["do"] == "attempt" and call["claim"].get("queue") for call in server.calls))
         server.script = free_engine
-        ((id_hash, waiter),) = client._core.registry.waiting.items()
+        ((id_hash, waiter),) = probe.registry(client).waiting.items()
         server.push({"wakeup": id_hash, "namespace": "", "name": "job"})
         thread.join(30)
         assert found[0].held

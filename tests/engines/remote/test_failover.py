@@ -15,11 +15,12 @@ from leasehold import AsyncClient, Unavailable
 from leasehold.engines.remote import servers as servers_module
 from leasehold.model import Alive, Gone, Grant
 from tests.engines.remote.conftest import make_client
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
 def server_of(client):
-    return client._core.registry.shared["remote"].servers.current.index
+    return probe.engine_state(client)["remote"].servers.current.index
 
 
 def waiting(client, name):
@@ -33,7 +34,7 @@ class Waiter:
     def __init__(self, client, name, order):
         self.lease = self.error = None
         self.attached = False
-        self._note_attempts(client._core._engine)
+        self._note_attempts(probe.engine(client))
         self._thread = threading.Thread(target=self._run, args=(client, name, order), daemon=True)
         self._thread.start()
 
@@ -86,9 +87,9 @@ def test_holder_keeps_its_lease_when_its_server_is_killed(client_at, pair_of_ser
     events = []
     client = client_at(pair_of_servers, ttl=6.0, on_event=events.append)
     with client.lock("job") as lease:
-        before = lease._validity.valid_until
+        before = probe.trusted_until(lease)
         pair_of_servers[0].kill()
-        wait_until(lambda: lease._validity.valid_until > before)
+        wait_until(lambda: probe.trusted_until(lease) > before)
         assert lease.held
         assert server_of(client) == 1
         lease.verify()
@@ -124,10 +125,10 @@ def test_asyncio_waiter_and_holder_go_on_at_another_server(pair_of_servers):
             task = asyncio.create_task(waiter.lock("job").acquire(wait=60))
             while not [h for h in await holder.inspect("job") if h.state == "waiting"]:
                 await asyncio.sleep(0.01)
-            before = lease._validity.valid_until
+            before = probe.trusted_until(lease)
             pair_of_servers[0].kill()
             async with asyncio.timeout(30):
-                while lease._validity.valid_until <= before:
+                while probe.trusted_until(lease) <= before:
                     await asyncio.sleep(0.01)
             assert lease.held
             await lease.release()
@@ -145,10 +146,10 @@ def test_holder_goes_on_if_its_server_alone_loses_the_engine(client_at, start_lo
     events = []
     client = client_at(servers, ttl=6.0, call_timeout=3.0, on_event=events.append)
     lease = client.lock("apart").acquire()
-    before = lease._validity.valid_until
+    before = probe.trusted_until(lease)
     (way.cut if how == "silent" else way.close)()
     try:
-        wait_until(lambda: lease._validity.valid_until > before)
+        wait_until(lambda: probe.trusted_until(lease) > before)
         assert lease.held
         assert server_of(client) == 1
         lease.release()
@@ -180,11 +181,11 @@ def test_drain_loses_no_lease_and_no_position(client_at, pair_of_servers, wait_u
     for at in (0, 1):
         waiters.append(Waiter(client_at(pair_of_servers, at=at, namespace=namespace), "drain", order))
         wait_until(lambda: len(waiting(holder, "drain")) == len(waiters))
-    before = lease._validity.valid_until
+    before = probe.trusted_until(lease)
     os.kill(pair_of_servers[0].pid, signal.SIGTERM)
     wait_until(lambda: not pair_of_servers[0].running and all(waiter.attached for waiter in waiters))
     assert [h.position for h in waiting(holder, "drain")] == [0, 1]
-    wait_until(lambda: lease._validity.valid_until > before)
+    wait_until(lambda: probe.trusted_until(lease) > before)
     lease.release()
     for waiter in waiters:
         waiter.finish()

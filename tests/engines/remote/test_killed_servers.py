@@ -19,6 +19,7 @@ from harness.servers.lock_server import LockServer
 from leasehold import AsyncClient, Client, Lease
 from leasehold.core.timing import WAITER_TTL
 from tests.engines.remote.conftest import make_client
+from tests.support import probe
 from tests.support.paths import SUPPORT
 from tests.support.timing import check_elapsed
 
@@ -168,7 +169,7 @@ async def kill_under_load(servers: Sequence[LockServer], engine_url: str) -> Non
                 tasks += [asyncio.create_task(wait_for(client, number, name)) for name in grants]
                 await until(partial(all_have, number + 1))
 
-            before = [lease._validity.valid_until for lease in leases]
+            before = [probe.trusted_until(lease) for lease in leases]
             servers[0].kill()
             await until(
                 lambda: in_flight(servers[1], "parked") == NAMES * DEPTH and in_flight(servers[1], "stream") == 20
@@ -177,7 +178,7 @@ async def kill_under_load(servers: Sequence[LockServer], engine_url: str) -> Non
                 queue = [h for h in watcher.inspect(name) if h.position is not None]
                 assert [(h.holder.label, h.position) for h in queue] == [(f"c{n}", n) for n in range(DEPTH)]
             await until(
-                lambda: all(lease._validity.valid_until > then for lease, then in zip(leases, before, strict=True))
+                lambda: all(probe.trusted_until(lease) > then for lease, then in zip(leases, before, strict=True))
             )
             assert all(lease.held for lease in leases)
             assert not lost

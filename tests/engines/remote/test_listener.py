@@ -11,6 +11,7 @@ import pytest
 from leasehold import Client
 from leasehold.engines.remote import listener as listener_module
 from leasehold.model import Busy, Grant
+from tests.support import probe
 from tests.support.scripted_server import Raw, free_engine, response
 from tests.support.timing import check_elapsed
 
@@ -173,7 +174,7 @@ def test_break_is_noticed_by_the_stream(start_server, wait_until):
     server = start_server()
     with Client(f"http://127.0.0.1:{server.port}") as client:
         lease = client.lock("job", ttl=600).acquire()
-        server.push({"lost": lease._claim.id_hash})
+        server.push({"lost": probe.claim(lease).id_hash})
         wait_until(lambda: not lease.held)
         assert lease.lost_reason == "broken"
 
@@ -188,7 +189,7 @@ def test_listener_ends_with_its_client(start_server, wait_until):
     client = Client(f"http://127.0.0.1:{server.port}")
     client.lock("job").acquire().release()
     wait_until(lambda: server.streams == 1)
-    gone = weakref.ref(client._core.registry)
+    gone = weakref.ref(probe.registry(client))
     del client
 
     def collected():

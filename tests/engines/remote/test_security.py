@@ -18,6 +18,7 @@ from leasehold.config import API_KEY_VARIABLE, EngineConfig
 from leasehold.engines.remote.servers import Servers
 from leasehold.engines.remote.url import parse_url, read_api_key
 from leasehold.errors import AccessDenied
+from tests.support import probe
 from tests.support.scripted_server import free_engine, problem, response
 
 KEY = "lh_web_" + "5ec3e7" * 10
@@ -235,8 +236,8 @@ def test_api_key_is_sent_but_shown_nowhere(start_server, monkeypatch, caplog, tm
             with pytest.raises(LeaseholdError) as error:
                 client.lock("job").acquire(wait=0)
             seen += [error.value, vars(error.value), error.value.__cause__, error.value.__context__]
-        seen += [client, client._core.config, client._core._engine, pickle.dumps(client)]
-        seen += [vars(client._core._engine), parse_url(client._core.config)]
+        seen += [client, probe.config(client), probe.engine(client), pickle.dumps(client)]
+        seen += [vars(probe.engine(client)), parse_url(probe.config(client))]
         server.close()
         with pytest.raises(Unavailable) as error:
             client.lock("job").acquire(wait=0)

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, LeaseState, Unsupported, transaction
 from leasehold.core.names import bucket
 from leasehold.transaction import release_on_commit, release_on_commit_async
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -550,7 +551,7 @@ def test_error_of_sqlalchemy_does_not_show_the_id_hash(sql, client, application)
         connection.connection.driver_connection.close()
         with pytest.raises(sqlalchemy.exc.DBAPIError) as raised:
             release_on_commit(lease, connection)
-        assert lease._claim.id_hash not in str(raised.value)
+        assert probe.claim(lease).id_hash not in str(raised.value)
         connection.invalidate()
     engine.dispose()
 

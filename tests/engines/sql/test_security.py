@@ -17,6 +17,7 @@ import pytest
 
 from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError, LeaseLost, Mismatch, NotAcquired, Unavailable, Unsupported
+from tests.support import probe
 
 PASSWORD, WRONG_PASSWORD = "pass-w0rd-of-the-role", "another-w0rd"
 
@@ -145,7 +146,7 @@ def call_every_verb(database, url: str, wait_until) -> list[str]:
     with ExitStack() as stack:
         first_client, second_client = (stack.enter_context(Client(url, ttl=30, call_timeout=5)) for _ in range(2))
         lease = first_client.lock("job").acquire()  # also creates the missing schema
-        id_hashes.append(lease._claim.id_hash)
+        id_hashes.append(probe.claim(lease).id_hash)
         lease.renew()
         second_client.inspect()
         with pytest.raises(NotAcquired):
@@ -157,7 +158,7 @@ def call_every_verb(database, url: str, wait_until) -> list[str]:
         waiter.start()
         lease.release()
         waiter.join(60)
-        id_hashes.append(granted[0]._claim.id_hash)
+        id_hashes.append(probe.claim(granted[0]).id_hash)
         assert first_client.break_lock("job", token=granted[0].token)
         with pytest.raises(LeaseLost):
             granted[0].renew()
@@ -219,6 +220,6 @@ def test_secrets_appear_in_no_error_log_or_inspection(sql, caplog) -> None:
     with Client(sql.url()) as client:
         lease = client.lock("job").acquire()
         rows = sql.ask("select * from {s}.lh_grant")
-        assert lease._claim.id not in str(rows)
-        assert lease._claim.id_hash not in str(sql.ask(sql.inspect_query))
+        assert probe.claim(lease).id not in str(rows)
+        assert probe.claim(lease).id_hash not in str(sql.ask(sql.inspect_query))
         lease.release()

@@ -93,7 +93,7 @@ def sqlite_engine(client: Client) -> SqliteEngine:
 
 def test_renewals_are_unavailable_one_by_one_when_file_is_locked(url, path) -> None:
     with Client(url) as client, client.lock("a") as lease:
-        engine, claims = sqlite_engine(client), [lease._claim_for_renewal()] * 120
+        engine, claims = sqlite_engine(client), [probe.renewal_claim(lease)] * 120
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("begin immediate")
         replies = run_sync(engine.renew(claims, time.clock_gettime(time.CLOCK_BOOTTIME) + 0.1))

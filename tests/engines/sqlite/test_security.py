@@ -106,7 +106,7 @@ def test_sweep_removes_only_sockets_of_this_user(url, path, monkeypatch) -> None
 
 def test_database_file_does_not_contain_the_claim_id(url, path) -> None:
     with Client(url) as client, client.lock("a") as lease:
-        secret = lease._claim.id.encode()
+        secret = probe.claim(lease).id.encode()
         assert all(secret not in Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal"))
 
 
@@ -278,7 +278,7 @@ def test_link_that_a_member_planted_leads_to_no_other_socket(group_folder, tmp_p
         address = "0123456789abcdef1"
         plant_link(group_folder / "locks.db-wakeup" / address, tmp_path / "victim")
         wakeup_socket = probe.engine(client)._wakeup_socket
-        assert wakeup_socket.is_reachable(wakeup_socket.ensure_bound(client._core.runtime))
+        assert wakeup_socket.is_reachable(wakeup_socket.ensure_bound(probe.runtime(client)))
         assert not wakeup_socket.is_reachable(address)
         assert not wakeup_socket.send("", "a", Notification(address, "reserved", "0" * 32))
         with pytest.raises(BlockingIOError):

@@ -125,8 +125,8 @@ def test_claim_id_is_nowhere_in_the_tree(url, read_tree) -> None:
         assert len(found) == 4
         text = repr(found)
         assert "web-3" in text
-        assert lease._claim.id_hash in text
-        assert lease._claim.id not in text
+        assert probe.claim(lease).id_hash in text
+        assert probe.claim(lease).id not in text
 
 
 def test_collected_client_leaves_no_thread_and_no_session(url, server, session_threads, wait_until) -> None:
@@ -289,7 +289,7 @@ def expect_not_acquired(lock) -> None:
 def test_release_without_id_ends_a_queued_claim_but_never_a_grant(url, wait_until, count_waiters, session_of) -> None:
     with Client(url) as one, Client(url) as two:
         lease = one.lock("a", ttl=60).acquire()
-        claim_without_id = lease._claim._replace(id="")
+        claim_without_id = probe.claim(lease)._replace(id="")
         deadline = probe.core(one).deadline()
         assert not run_sync(probe.engine(one).release(claim_without_id, deadline))
         lease.renew()

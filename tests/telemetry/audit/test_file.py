@@ -21,6 +21,7 @@ from leasehold import Client, ConfigError, Event
 from leasehold.telemetry import AuditFile, metrics_text
 from leasehold.telemetry.audit import file as audit_file
 from leasehold.telemetry.audit.verify import find_files, sort_files, verify
+from tests.support import probe
 from tests.support.paths import SUPPORT, child_environment
 
 SECONDS = 60.0
@@ -57,7 +58,7 @@ def test_client_events_become_records_without_ids(path):
     with AuditFile(path, server="web-1") as audit, Client("memory://", namespace="shop", on_event=audit) as client:
         with client.lock("orders/42", holder="web-1:7", purpose="settle") as lease:
             client.lock("orders/42").try_acquire()
-            secret = lease._claim.id
+            secret = probe.claim(lease).id
         client.break_lock("orders/42", token=1, why="not held by anyone")
     opened, granted, released, closed = read(path)
     assert (opened["action"], opened["seal"], opened["seq"], opened["prev"]) == ("open", "sha256", 1, "0" * 64)
