@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from leasehold import AsyncClient, Client
+from leasehold import AsyncClient, Client, ConfigError
 from leasehold.client.attempt_limit import MAX_ATTEMPTS, AttemptLimit
 from tests.support import probe
 
@@ -155,5 +155,26 @@ def test_client_in_next_loop_sends_attempts_though_earlier_never_ended() -> None
         async with client.lock("a", wait=0):
             pass
         await client.close()
+
+    asyncio.run(use())
+
+
+def test_caller_that_waits_to_be_sent_sends_nothing_after_close(monkeypatch) -> None:
+    async def use() -> None:
+        client = AsyncClient("memory://")
+        attempts, sent = probe.core(client).attempts, []
+        monkeypatch.setattr(probe.engine(client), "attempt", lambda claim, _deadline: sent.append(claim))
+        fill(attempts)
+        waiting = asyncio.create_task(client.lock("a", wait=30).acquire())
+        while not attempts._waiting:
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(client.close())
+        while not probe.is_closed(client):
+            await asyncio.sleep(0)
+        attempts.leave("sent 0", answered=True)
+        with pytest.raises(ConfigError, match="closed"):
+            await waiting
+        await closing
+        assert not sent
 
     asyncio.run(use())
