@@ -63,7 +63,7 @@ def save(new: Sequence[Result]) -> None:
 
 
 def write_history(path: str, recording: Recording) -> None:
-    """Write all events, one per line, and then when faults began and ended, for whoever explains a finding."""
+    """Write all events, one per line, and then when faults began and ended, for the reader who explains a finding."""
     kinds = ("crashes", "pauses", "silences", "waits", "failures")
     faults = {kind: getattr(recording, kind) for kind in kinds}
     with open(path, "w") as file:

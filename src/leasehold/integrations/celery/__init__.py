@@ -270,8 +270,8 @@ class _Policy:
             if self._on_busy not in ("skip", "coalesce") or purpose is None or busy.purpose != purpose:
                 raise
             # An earlier delivery of this very message. If its worker was killed, the name is free after its ttl.
-            patient: LockArguments = {**options, "wait": (busy.left or 0.0) + lock.options.ttl}
-            return stack.enter_context(self.client(app).lock(name, **patient))
+            longer: LockArguments = {**options, "wait": (busy.left or 0.0) + lock.options.ttl}
+            return stack.enter_context(self.client(app).lock(name, **longer))
 
     def _retry(self, task: Any, error: Exception) -> Exception:
         """Send the task again, without counting that as one of the retries it may make itself."""
