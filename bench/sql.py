@@ -23,7 +23,7 @@ def server_counts(name: str, url: str, statements: Callable[[], dict[str, int]],
         repeat_with(client.lock("warm"))(PAIRS)
     after = statements()
     pair = sum(after[verb] - before.get(verb, 0) for verb in ("attempt", "release")) / PAIRS
-    lines = [f"a pair: {pair:.2f} statements (aim: 2.0); hand-offs among waiters in line (aim: at most 2.1):"]
+    lines = [f"a pair: {pair:.2f} statements (aim: 2.0); hand-offs among queued waiters (aim: at most 2.1):"]
     lines += [hand_offs(url, statements, waiters) for waiters in (2, 10, 100)]
     return Notes(f"{name}: what the server counts", [*lines, other])
 
