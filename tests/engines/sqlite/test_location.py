@@ -128,6 +128,19 @@ def test_damaged_file_is_refused(path) -> None:
         client.lock("a").acquire()
 
 
+def test_schema_that_is_not_text_is_refused(path) -> None:
+    """SQLite repeats it in the text of its error, which Python then cannot decode."""
+    with Client(f"sqlite://{path}") as client:
+        client.ping()
+    content = Path(path).read_bytes()
+    assert b"lh_waiter (" in content
+    Path(path).write_bytes(content.replace(b"lh_waiter (", b"lh_waiter \xff"))
+    with Client(f"sqlite://{path}") as client:
+        for call in (client.inspect, client.lock("a").acquire):
+            with pytest.raises(ConfigError, match="not a valid SQLite file"):
+                call()
+
+
 def test_newer_schema_is_refused(path) -> None:
     with Client(f"sqlite://{path}") as client:
         client.ping()

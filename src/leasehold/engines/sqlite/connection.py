@@ -101,9 +101,10 @@ class SqliteConnection:
                     return self._transact(db, job, write)
             except sqlite3.Error as error:
                 raise self._map_error(error) from error
-            except (OverflowError, UnicodeError) as error:
+            except (OverflowError, UnicodeEncodeError) as error:
                 raise ConfigError(f"SQLite cannot store a value of this call: {error}") from error
-            except (LookupError, TypeError) as error:  # from decoding a row: it says nothing about the claim (E5)
+            # From decoding a row, or the text of an error: it says nothing about the claim (E5).
+            except (LookupError, TypeError, UnicodeDecodeError) as error:
                 raise Unavailable(
                     f"{self.path} has a row that Leasehold never writes: another program edited it; move the file away "
                     "to start a new one",
@@ -188,6 +189,8 @@ class SqliteConnection:
             self._db = self._connect()
         except (BlockingIOError, FileNotFoundError) as error:  # another process is creating or removing the file
             raise DatabaseLocked from error
+        except UnicodeDecodeError as error:  # of the text of an error, in which SQLite repeats a damaged schema
+            raise ConfigError(f"{self.path} is not a valid SQLite file: move it away to start a new one") from error
         self._file_check_at = now + _FILE_CHECK_INTERVAL
         return self._db
 
