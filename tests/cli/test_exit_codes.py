@@ -4,6 +4,7 @@ import errno
 import os
 import pathlib
 import sqlite3
+import subprocess
 import sys
 
 import pytest
@@ -205,3 +206,24 @@ def test_deleted_working_directory_is_78_where_it_is_needed(shell, tmp_path, lin
     assert done.returncode == 78
     assert "the working directory has been deleted" in done.stderr
     assert "bug" not in done.stderr
+
+
+EXHAUSTED = """
+import os
+from leasehold.cli.app import start
+def refuse():
+    raise OSError({number}, os.strerror({number}))
+os.{function} = refuse
+raise SystemExit(start(["run", "j", "true"]))
+"""
+
+
+@pytest.mark.parametrize(("function", "number"), [("fork", errno.EAGAIN), ("pipe", errno.EMFILE)])
+def test_limit_of_the_process_is_69_and_named(shell, function, number):
+    """It was reported as stdout that takes no data."""
+    program = EXHAUSTED.format(function=function, number=number)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=shell.folder, env=shell.environment
+    )
+    assert (done.returncode, os.strerror(number) in done.stderr, "ulimit" in done.stderr) == (69, True, True)
+    assert len(done.stderr.splitlines()) == 1

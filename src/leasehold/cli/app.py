@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -9,11 +10,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Final
 
 from leasehold.cli import exit_codes, quick, render
 from leasehold.cli.console import discard_stdout, say, write_stderr
 from leasehold.cli.run.signals import Interrupted, held_back, raise_on_signals
 from leasehold.errors import LeaseholdError, NotAcquired
+
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def start(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +66,12 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _explain_os_error(error: OSError) -> int:
     """What the system refused. Engines map their own errors (E9) and errors of files name the file, so what is left is
-    stdout, or a working directory that is gone."""
+    a limit of this process, stdout, or a working directory that is gone."""
+    # EAGAIN comes from fork, or, with `characters_written`, from a stdout that must not block.
+    if error.errno in _EXHAUSTED or (error.errno == errno.EAGAIN and not hasattr(error, "characters_written")):
+        _print_traceback()
+        say(f"the system has no process, memory or open file left for this command: {error.strerror}; see `ulimit -a`")
+        return exit_codes.UNREACHABLE
     if not isinstance(error, FileNotFoundError) and error.filename is None:
         _print_traceback()
         discard_stdout()
