@@ -27,6 +27,7 @@ import pytest
 from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.core.queue_entry import Notification
 from leasehold.engines.sqlite import location
+from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
 from tests.support import probe
 from tests.support.timing import check_elapsed
 
@@ -283,6 +284,28 @@ def test_link_that_a_member_planted_leads_to_no_other_socket(group_folder, tmp_p
         assert not wakeup_socket.send("", "a", Notification(address, "reserved", "0" * 32))
         with pytest.raises(BlockingIOError):
             victim.recv(100)
+
+
+@needs_root
+def test_socket_is_not_made_behind_a_link_planted_while_it_is_bound(group_folder, tmp_path, monkeypatch) -> None:
+    folder, others = Path(f"{group_folder}/locks.db-wakeup"), []
+    choose_address, set_socket_mode = WakeupSocket._choose_address, WakeupSocket._set_socket_mode
+
+    def choose_and_swap(self: WakeupSocket, name: str) -> str:
+        if not folder.is_symlink():
+            folder.rename(f"{folder}.old")
+            plant_link(folder, tmp_path)
+        return choose_address(self, name)
+
+    def look_and_set_mode(*args: object) -> None:
+        others.append(os.listdir(tmp_path))
+        set_socket_mode(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WakeupSocket, "_choose_address", choose_and_swap)
+    monkeypatch.setattr(WakeupSocket, "_set_socket_mode", look_and_set_mode)
+    with Client(f"sqlite://{group_folder}/locks.db") as client, client.lock("a"):
+        pass
+    assert others == [[]]
 
 
 @needs_root

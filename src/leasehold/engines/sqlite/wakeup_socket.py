@@ -190,7 +190,9 @@ class WakeupSocket:
                 self._socket = sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 with self._open_folder() as folder:
                     address = self._choose_address(address)
-                    sock.bind(self._short_path(address))
+                    # By the descriptor: in a shared folder, another member may have put a link there by now.
+                    on_linux = sys.platform == "linux"
+                    sock.bind(f"/proc/self/fd/{folder.fd}/{address}" if on_linux else self._socket_path(address))
                     self._set_socket_mode(folder, address)
                 self.sweep_due = True
                 self._stop_flag = []
