@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -14,6 +16,7 @@ import pytest
 from harness.servers.process import descendants
 from harness.servers.redis import RedisServer
 from leasehold.cli.demo import NAMES, DemoResult, load_demo, thundering_herd
+from leasehold.cli.demo.redis_server import DemoRedis
 from leasehold.cli.demo.runner import DemoRunner, WorkerProcess
 
 EXPECTED = {  # what each demo shows without the fix, and with it
@@ -286,6 +289,23 @@ def test_demo_without_redis_package_says_how_to_install_it(shell, hide_redis):
     done = shell("demo", "failover", **hide_redis)
     assert done.returncode == 78
     assert 'pip install "leasehold[redis]"' in done.stderr
+
+
+def test_server_of_a_demo_does_nothing_without_its_password():
+    """Every user of the machine can connect to it. Old servers then write files where they are told to."""
+    with DemoRunner("failover", None, lambda *_: None, size=None, verbose=False) as runner:
+        server = DemoRedis(runner, "primary")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(b"CONFIG GET dir\r\n")
+            assert connection.recv(100).startswith(b"-NOAUTH")
+        (pid,) = [pid for pid in descendants(os.getpid()) if b"redis-server" in command_line(pid)]
+        assert runner.password.encode() not in command_line(pid)
+
+
+def command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def test_processes_of_a_demo_take_no_module_from_the_working_directory(planted_modules):

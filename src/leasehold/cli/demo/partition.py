@@ -194,7 +194,7 @@ def _start_servers(runner: DemoRunner) -> Servers:
         return _servers_of(runner.url)
     nodes = [DemoRedis(runner, f"node-{number}") for number in range(1, _NODES + 1)]
     runner.log(f"{_NODES} Redis nodes are running, one at each of {_NODES} sites; a majority of them decides (Redlock)")
-    url = f"redlock://{','.join(f'127.0.0.1:{node.port}' for node in nodes)}"
+    url = f"redlock://:{runner.password}@{','.join(f'127.0.0.1:{node.port}' for node in nodes)}"
     return Servers(url, [("127.0.0.1", node.port) for node in nodes], [1, 2])
 
 

@@ -46,8 +46,15 @@ class DemoRedis:
 
     def __init__(self, runner: DemoRunner, who: str, primary: DemoRedis | None = None) -> None:
         self.port = _free_port()
-        self.url = f"redis://127.0.0.1:{self.port}"
-        argv = ["--port", str(self.port), *_OPTIONS, "--dir", runner.folder, "--logfile", runner.path(f"{who}.log")]
+        self._password = runner.password
+        self.url = f"redis://:{self._password}@127.0.0.1:{self.port}"
+        # Every user of this machine can connect, and may make an old server write files as the user of this demo. In a
+        # file, because all of them can see the command line.
+        config = runner.path(f"{who}.conf")
+        with open(config, "w") as file:
+            file.write(f"requirepass {self._password}\nmasterauth {self._password}\n")
+        own = ["--dir", runner.folder, "--logfile", runner.path(f"{who}.log")]
+        argv = [config, "--port", str(self.port), *_OPTIONS, *own]
         if primary is not None:
             argv += ["--replicaof", "127.0.0.1", str(primary.port)]
         self._process: WorkerProcess = runner.start("server", who, program=find_program(), argv=argv)
@@ -56,9 +63,9 @@ class DemoRedis:
             self._wait_until(lambda: "state=online" in primary.execute("INFO replication"), "followed the primary")
 
     def execute(self, command: str) -> str:
-        """The raw reply to a command."""
+        """The raw replies to a command, and to signing in before it."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=_TIMEOUT) as connection:
-            connection.sendall(f"{command}\r\nQUIT\r\n".encode())
+            connection.sendall(f"AUTH {self._password}\r\n{command}\r\nQUIT\r\n".encode())
             reply = b""
             while chunk := connection.recv(65_536):
                 reply += chunk

@@ -104,6 +104,7 @@ class DemoRunner:
         """`url`: None means a SQLite engine of its own. `verbose`: show what the processes print to stderr."""
         self._demo_name, self._url, self._printer, self._verbose, self.size = demo_name, url, printer, verbose, size
         self.namespace = f"demo-{secrets.token_hex(4)}"  # apart from everything else on that engine
+        self.password = secrets.token_hex(16)  # of the servers that the demo starts
         self._workers: list[WorkerProcess] = []
 
     def __enter__(self) -> Self:
