@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.servers.redis import RedisServer
+from leasehold.cli.console import Console
 from leasehold.cli.demo.runner import DemoRunner
+from leasehold.cli.run.job import engine_environment
 from leasehold.testing.conformance.rig import Absent
 
 SECRET = "s3cr3tMARK"
@@ -43,6 +45,13 @@ def test_command_gets_no_password_no_lease_and_no_api_key(shell, secret_url):
     for text in (done.stdout, done.stderr):
         assert SECRET not in text
         assert secret_id not in text
+
+
+@pytest.mark.parametrize("option", ["password", "sslpassword", "sentinel_password", "sslp%61ssword", "%70assword"])
+def test_command_gets_no_url_with_an_option_for_a_password(option):
+    """Also if the name of the option is percent-encoded, which a URL may have."""
+    console = Console(url=f"postgresql://127.0.0.1/d?{option}={SECRET}")
+    assert SECRET not in str(engine_environment(console))
 
 
 def test_command_gets_a_url_without_a_password(shell, url):

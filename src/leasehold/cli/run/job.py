@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from leasehold.blocking import Client, Lease, Lock
 from leasehold.cli import exit_codes, render
@@ -326,4 +326,4 @@ def has_password(url: str) -> bool:
     if url.startswith("sqlite:"):
         return False
     credentials, at, _ = url.partition("://")[2].rpartition("@")
-    return (at != "" and ":" in credentials) or re.search("pass|secret|token", url) is not None
+    return (at != "" and ":" in credentials) or re.search("pass|secret|token", unquote(url)) is not None
