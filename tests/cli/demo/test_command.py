@@ -199,6 +199,12 @@ def test_herd_of_smallest_and_largest_size_behaves_as_expected(shell, size):
     assert (report["without"]["served"], report["with"]["served"]) == (size, size)
 
 
+def test_size_of_a_demo_without_one_is_refused(shell):
+    done = shell("demo", "race", "--size", "100")
+    assert done.returncode == 64
+    assert "thundering-herd" in done.stderr
+
+
 @pytest.mark.parametrize("size", ["49", "501"])
 def test_herd_of_another_size_is_refused(shell, size):
     done = shell("demo", "thundering-herd", "--size", size)

@@ -66,6 +66,8 @@ def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | No
             about = {"demo": name, "title": load_demo(name).TITLE, "fix": load_demo(name).FIX}
             console.put_json(about) if console.json else console.put(f"{name:<16} {about['title']}")
         return exit_codes.OK
+    if size is not None and names and "thundering-herd" not in names:
+        raise click.UsageError("--size: only thundering-herd has a size")
     console.client(in_process=True).close()  # connects to nothing; raises if the URL is wrong
     for name in names:
         _check_requirements(name, console.url)
