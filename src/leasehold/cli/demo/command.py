@@ -68,7 +68,7 @@ def demo(console: Console, names: tuple[str, ...], listing: bool, size: int | No
         return exit_codes.OK
     if size is not None and names and "thundering-herd" not in names:
         raise click.UsageError("--size: only thundering-herd has a size")
-    console.client(in_process=True).close()  # connects to nothing; raises if the URL is wrong
+    console.client().close()  # connects to nothing; raises if the URL is wrong
     for name in names:
         _check_requirements(name, console.url)
     results = [_run_demo(console, name, size) for name in names or _runnable(console)]
