@@ -4,7 +4,8 @@ app.py          runs a command, and turns errors into exit codes; program.py: th
 quick.py        `run` without click, for plain command lines; option.py: options for both
 console.py      what every command gets: global options, a client, stdout and stderr
 options.py      options that several commands share
-exit_codes.py  help.py  render.py  lease_input.py     exit codes, help pages, tables and JSON, a lease as input
+exit_codes.py  help.py  render.py     exit codes, help pages, tables and JSON
+lease_input.py  output_file.py        a lease as input; a file that a command writes at its end
 server_api.py   GET requests to a lock server, for stats, history and top
 run/  demo/  bench/  doctor/  top/     commands with folders of their own
 acquire.py  renew.py  release.py  break_.py  resize.py  rebase.py  elect.py     commands that change locks

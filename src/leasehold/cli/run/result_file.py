@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leasehold.blocking import Lease
-from leasehold.cli.output_file import OutputFile
 from leasehold.cli.render import busy_text, rounded
 from leasehold.errors import LeaseholdError, NotAcquired
+
+if TYPE_CHECKING:
+    from leasehold.cli.output_file import OutputFile
 
 
 class RunResult:
     """Filled in during the run; every key is always present. docs/reference/json.md documents them."""
 
     def __init__(self, namespace: str, name: str, command: list[str], path: str | None) -> None:
-        self._file = None if path is None else OutputFile("--result-file", path)
+        self._file: OutputFile | None = None
+        if path is not None:
+            from leasehold.cli.output_file import OutputFile
+
+            self._file = OutputFile("--result-file", path)
         self.end_signal: int | None = None  # the terminating signal that this process received and forwarded
         self.child_ended_by_itself = False
         self._facts: dict[str, Any] = {
