@@ -340,6 +340,21 @@ def test_ctrl_c_after_the_grant_of_a_pool_releases_it_at_once(bench, monkeypatch
     assert caught.value.__traceback__ is not None
 
 
+def test_pool_that_waits_for_the_engine_asks_a_silent_one_once_before_it_queues(bench, monkeypatch) -> None:
+    """Its later attempts are repeated until the engine answers. Then its error is that of the engine."""
+
+    async def give_up(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(any_of, "_first_grant", give_up)
+    asked, call = [], bench.transport.call
+    monkeypatch.setattr(bench.transport, "call", lambda verb, *args: asked.append(verb) or call(verb, *args))
+    bench.transport.silent = True
+    with pytest.raises(Unavailable):
+        bench.client().any_of(["a", "b", "c"], wait=5, on_unavailable="wait").acquire()
+    assert asked.count("attempt") == 1
+
+
 def test_interrupt_while_leaving_one_queue_leaves_the_others_too(bench, monkeypatch, wait_until) -> None:
     client, holder = bench.client(), bench.client()
     leases = [holder.lock(name).acquire() for name in NAMES]

@@ -179,6 +179,27 @@ def test_reentrant_acquire_needs_one_release_per_acquire(bench) -> None:
     assert not probe.held_locks(lock)._held
 
 
+def test_reentrant_lease_that_ends_just_then_is_acquired_anew(bench, monkeypatch) -> None:
+    client = bench.client()
+    lock, held_locks = client.lock("a", reentrant=True), probe.held_locks(client)
+    outer, find = lock.acquire(), held_locks.find
+
+    def find_and_lose(name: str):
+        found = find(name)
+        bench.client().break_lock("a", token=outer.token)
+        outer._end_lost("broken")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(held_locks, "find", find_and_lose)
+        inner = lock.__enter__()
+    assert inner.held
+    assert inner.token > outer.token
+    lock.__exit__(None, None, None)
+    assert not inner.held
+    assert bench.held_names() == []
+
+
 def test_reentrant_read_inside_write_lock_returns_write_lease(bench) -> None:
     rwlock = bench.client().rwlock("a")
     with rwlock.write() as write, rwlock.read(reentrant=True) as read:
