@@ -86,6 +86,24 @@ def test_damaged_document_is_refused_without_revealing_the_id(bench, field, valu
     assert secret not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"format": "other"},
+        {"ttl": -1.0},
+        {"ttl": 1e-9},
+        {"slot": True},
+        {"slot": "0"},
+        {"ticket": {"name": "a", "id": ""}},
+        {"ticket": {"name": "a", "id": "with a space"}},
+    ],
+)
+def test_load_refuses_a_document_whose_field_has_an_impossible_value(bench, changed):
+    _, text = acquire_detached(bench.client())
+    with pytest.raises(ConfigError):
+        lease_document.load(json.dumps(json.loads(text) | changed))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "null"])
 def test_load_refuses_text_that_is_not_a_lease_document(text):
     with pytest.raises(ConfigError):
