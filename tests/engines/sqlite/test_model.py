@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.lock_state import LockState
-from leasehold.core.queue_entry import HELD, RESERVED, Context, Notification, TokenCounter
+from leasehold.core.queue_entry import COOLING, HELD, RESERVED, Context, Notification, TokenCounter
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.sqlite import schema
 from leasehold.engines.sqlite.boot_clock import BootClock
@@ -26,6 +26,7 @@ from leasehold.engines.sqlite.hand_off import claim_reserved, hand_over, join_qu
 from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings
 from leasehold.errors import Mismatch
 from leasehold.model import NO_MIN_HOLD, Claim, Holder
+from tests.support.lock_histories import HISTORIES
 
 ID_HASHES = "abcdefgh"
 
@@ -136,7 +137,7 @@ steps = st.lists(
         st.tuples(st.just("attempt"), id_hashes, st.booleans(), shapes, st.sampled_from([1.0, 10.0])),
         st.tuples(st.just("attempt"), id_hashes, st.just(True), shapes, st.just(10.0)),
         st.tuples(st.just("renew"), id_hashes, st.booleans()),
-        st.tuples(st.just("release"), id_hashes, st.booleans()),
+        st.tuples(st.just("release"), id_hashes, st.booleans(), st.sampled_from([True, True, True, False])),
         st.tuples(st.just("break"), id_hashes),
         limits,
         st.tuples(st.just("look")),
@@ -166,6 +167,18 @@ def test_row_lock_state_agrees_with_the_pure_model(kind: str, data) -> None:
     assert comparison.row_count() == 0
 
 
+@pytest.mark.parametrize("bound", [True, False], ids=["bound", "lasting"])
+@pytest.mark.parametrize("name", HISTORIES)
+def test_rows_agree_with_the_model_on_known_histories(name: str, bound: bool) -> None:
+    """Claims that end with their process are claimed without loading the queue, others are not."""
+    comparison, tokens = ModelComparison(), {}
+    for step in HISTORIES[name]:
+        if step[0] == "attempt" and not step[3].keys() & {"delay", "min_hold"}:
+            step = (*step[:3], {"process_bound": bound, **step[3]}, step[4])
+        run_both(comparison, step, tokens, "lock", None)
+        comparison.check_inspect()
+
+
 CROWD_SHAPES = [*[{"process_bound": True}] * 4, {"mode": "shared"}, {}, {"delay": 2.0}, {"min_hold": 4.0}]
 
 
@@ -185,8 +198,8 @@ def test_disturbed_hand_offs_agree_with_the_pure_model(seed: int) -> None:
             [
                 [("pass", random.choice([0.1, 0.5, 1.0, 2.5]))],
                 [*renewals, ("pass", random.choice([5.0, 9.0]))],
-                [("break", id_hash), ("release", id_hash, True)],
-                [("release", id_hash, random.random() < 0.5)],
+                [("break", id_hash), ("release", id_hash, True, True)],
+                [("release", id_hash, random.random() < 0.5, random.random() < 0.8)],
                 [("renew", id_hash, True)],
                 [(random.choice(["unreachable", "dies", "break", "decline"]), id_hash)],
                 [("hears", each) for each in ID_HASHES],
@@ -211,7 +224,7 @@ def next_hand_off(state: LockState | None) -> list:
     return (
         [join(holder.id_hash)]
         if holder.state == RESERVED
-        else [("release", holder.id_hash, True), join(holder.id_hash)]
+        else [("release", holder.id_hash, True, True), join(holder.id_hash)]
     )
 
 
@@ -234,8 +247,7 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
         actual = comparison.run_on_rows(lambda state, context: state.set_limit(context, args[0]))
         assert actual == comparison.run_model(lambda state, context: state.set_limit(context, args[0]))
     elif what == "decline":
-        (id_hash,) = args
-        client = f"client {id_hash}"
+        id_hash, client = args[0], f"client {args[-1]}"
         actual = comparison.run_on_rows(lambda state, context: state.decline(context, id_hash, client), id_hash)
         assert actual == comparison.run_model(lambda state, context: state.decline(context, id_hash, client))
     elif what == "attempt":
@@ -264,14 +276,16 @@ def run_both(comparison: ModelComparison, step, tokens: dict[str, int], kind: st
             lambda state, context: state.renew(context, current_claim), id_hash
         ) == comparison.run_model(lambda state, context: state.renew(context, current_claim))
     elif what == "release":
-        id_hash, keep = args
+        id_hash, keep, held = args
         current_claim = claim(id_hash, min_hold=0.0 if keep else NO_MIN_HOLD)
+        if not held:
+            current_claim = current_claim._replace(id="")
         actual = comparison.run_on_rows(
-            lambda state, context: state.release(context, id_hash, keep),
+            lambda state, context: state.release(context, id_hash, keep, held),
             id_hash,
             usual=partial(comparison.release_usual, claim=current_claim),
         )
-        assert actual == comparison.run_model(lambda state, context: state.release(context, id_hash, keep))
+        assert actual == comparison.run_model(lambda state, context: state.release(context, id_hash, keep, held))
     else:
         token = tokens.get(args[0], 7)
         actual = comparison.run_on_rows(lambda state, context: state.break_(context, token))
@@ -337,10 +351,37 @@ def test_reserved_claim_that_must_survive_is_left_to_the_engine() -> None:
     comparison = ModelComparison()
     for id_hash in "abc":
         run_both(comparison, join(id_hash), {}, "lock", None)
-    run_both(comparison, ("release", "a", True), {}, "lock", None)
+    run_both(comparison, ("release", "a", True, True), {}, "lock", None)
     lasting = [claim("b"), claim("b", process_bound=True, delay=2.0)]
     assert [claim_reserved(comparison.db, comparison.boot_clock, each, "client b") for each in lasting] == [None] * 2
+    other_kind = claim("b", process_bound=True, kind="semaphore", limit=2)
+    assert claim_reserved(comparison.db, comparison.boot_clock, other_kind, "client b") is None
     assert claim_reserved(comparison.db, comparison.boot_clock, claim("b", process_bound=True), "client b")
+
+
+def test_claimed_reservation_ends_only_with_the_process_that_claimed_it() -> None:
+    """Not with that of the client that queued the claim, and another one serves it now."""
+    comparison, queued = ModelComparison(), claim("b", process_bound=True, min_hold=4.0)
+    for each in (join("a"), join("b"), ("release", "a", True, True)):
+        run_both(comparison, each, {}, "lock", None)
+    assert claim_reserved(comparison.db, comparison.boot_clock, queued, "another client")
+    comparison.run_model(lambda state, context: state.attempt(context, queued, "another client"))
+    comparison.dead.add("client b")
+    run_both(comparison, join("c"), {}, "lock", None)
+    assert [each.state for each in comparison.state.holders.values()] == [HELD]
+    run_both(comparison, ("release", "b", True, True), {}, "lock", None)
+    assert [each.state for each in comparison.state.holders.values()] == [COOLING], "its min_hold was stored"
+    comparison.check_inspect()
+
+
+def test_claim_without_an_id_is_left_to_the_engine() -> None:
+    """It is made from a wake-up, and gives up a queue position or a reservation, never a grant."""
+    comparison, unknown_claim = ModelComparison(), claim("a")._replace(id="")
+    run_both(comparison, join("a"), {}, "lock", None)
+    assert not release_uncontended(comparison.db, comparison.boot_clock, unknown_claim)
+    run_both(comparison, join("b"), {}, "lock", None)
+    assert hand_over(comparison.db, comparison.boot_clock, unknown_claim, lambda _: True) is None
+    run_both(comparison, ("release", "a", True, False), {}, "lock", None)
 
 
 def test_expired_grant_is_not_released_by_the_fast_path() -> None:
