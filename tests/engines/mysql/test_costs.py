@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from contextlib import closing
 
@@ -9,6 +10,8 @@ import pytest
 
 from harness.servers.proxy import Proxy
 from leasehold import Client
+from leasehold.core.timing import WAITER_TTL
+from leasehold.model import Alive
 
 
 def test_default_certificates_are_not_loaded_when_unused(mysql, monkeypatch) -> None:
@@ -18,6 +21,28 @@ def test_default_certificates_are_not_loaded_when_unused(mysql, monkeypatch) -> 
     with Client(mysql.url()) as client:
         client.ping()
     assert not loads
+
+
+def test_heartbeat_of_the_head_does_not_read_its_queue(mysql, make_driver) -> None:
+    """It searched the whole queue for an earlier ticket: for 3 ms with ten thousand waiters, with the bucket locked."""
+
+    def rows_read() -> int:
+        return sum(int(count) for _, count in mysql.ask("show global status like 'Handler_read%%'"))
+
+    driver = make_driver(mysql.url(listen="no"))
+    driver.acquire(driver.claim())
+    head = driver.claim(queue=True)
+    driver.attempt(head)
+    mysql.ask(
+        "insert into {s}.lh_waiter select '', 'job', 0, 1000 + seq, md5(seq), '', 'l', 'h', 1, 'p', 'exclusive', 0, 0, "
+        "%s from {s}.seq_1_to_2000",
+        2**60,
+    )
+    before = rows_read()
+    assert driver.renew(head) == Alive(WAITER_TTL, None)
+    assert rows_read() - before < 200
+    behind = head._replace(id_hash=hashlib.md5(b"1", usedforsecurity=False).hexdigest())
+    assert driver.renew(behind) == Alive(WAITER_TTL, 1)
 
 
 @pytest.mark.parametrize("procedures", ["yes", "no"])

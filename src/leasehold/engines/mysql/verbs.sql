@@ -264,9 +264,9 @@ begin
             select 1 from lh_grant g
             where g.namespace = unhex(a.namespace) and g.name = unhex(a.name) and g.id_hash = unhex(a.id_hash)
                 and (g.state in (1, 2) and g.until > _now or g.state = 1 and g.heartbeat_expires_at > _now)), 't', 'f'),
-        if(w.passed = 0 and exists (
-            select 1 from lh_waiter f
-            where f.namespace = w.namespace and f.name = w.name and f.passed = 0 and f.ticket < w.ticket), 't', 'f')
+        if(w.passed = 0 and w.ticket > (  -- `exists` with an earlier ticket would read the whole queue for its head
+            select f.ticket from lh_waiter f
+            where f.namespace = w.namespace and f.name = w.name and f.passed = 0 order by f.ticket limit 1), 't', 'f')
         from json_table(_claims, '$[*]' columns (
             ordinal for ordinality, namespace varchar(510) path '$[0]', name varchar(510) path '$[2]',
             id_hash varchar(128) path '$[3]')) a
