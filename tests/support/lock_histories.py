@@ -135,6 +135,15 @@ HISTORIES = {
         *(*QUEUE_OF_THREE, ("pass", 5.0), ("renew", "a", True), ("pass", 5.0), ("renew", "a", True)),
         *(("renew", "c", False), ("pass", 5.0), attempt_step("d"), ("release", "a", True, True), attempt_step("c")),
     ),
+    "a claim joins behind a dead head soon after dead ones were removed": (
+        *(*QUEUE_OF_THREE, ("pass", 8.0), ("renew", "a", True), ("renew", "b", False), ("renew", "c", False)),
+        *(("pass", 8.0), ("renew", "a", True), ("renew", "c", False), ("pass", 7.0)),
+        *(attempt_step("d"), ("release", "a", True, True), attempt_step("c")),
+    ),
+    "a claim joins behind a dead one that is not the head": (
+        *(*QUEUE_OF_THREE, ("pass", 8.0), ("renew", "a", True), ("renew", "b", False), ("pass", 8.0)),
+        *(attempt_step("d"), ("release", "a", True, True), attempt_step("b"), attempt_step("d")),
+    ),
     "a claim joins when only passed-over ones are queued": (
         *(
             attempt_step("a"),
@@ -201,6 +210,11 @@ HISTORIES = {
     "a lock is refused where a semaphore is in use": (
         *(attempt_step(id_hash, kind="semaphore", limit=2) for id_hash in "abc"),
         *(attempt_step("d"), ("release", "a", True, True), attempt_step("d")),
+    ),
+    "the only permit of a semaphore goes to the next waiter": (
+        *(attempt_step(id_hash, kind="semaphore", limit=1) for id_hash in "abc"),
+        *(("release", "a", True, True), attempt_step("b", kind="semaphore", limit=1), ("release", "b", True, True)),
+        attempt_step("c", kind="semaphore", limit=1),
     ),
     "readers go together, a writer alone": (
         *(

@@ -25,6 +25,18 @@ def test_acquire_release_pair_costs_two_calls(sql) -> None:
     assert sql.call_counts() == {"attempt": 50, "release": 50}
 
 
+def test_dead_claims_that_were_passed_over_leave_a_lasting_queue(sql, make_driver) -> None:
+    driver = make_driver(sql.url())
+    driver.acquire(driver.claim())
+    driver.attempt(driver.claim(queue=True))
+    for ticket in (-2, -1):
+        values = f"'', 'job', true, {ticket}, 'dead{ticket}', '', 'l', 'h', 1, 'p', 'exclusive', 0, 1, 1"
+        sql.ask(f"insert into {{s}}.lh_waiter values ({values})")
+    for _ in range(16):
+        assert driver.attempt(driver.claim(queue=True)).position, "a claim that joins behind others decides nothing"
+    assert sql.ask("select count(*) from {s}.lh_waiter") == [(17,)]
+
+
 @pytest.mark.parametrize("waiters", [2, 30])
 def test_handoff_costs_two_calls_however_long_the_queue(sql, wait_until, waiters) -> None:
     with Client(sql.url(), call_timeout=30) as client, Client(sql.url()) as other:

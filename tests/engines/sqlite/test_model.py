@@ -91,6 +91,10 @@ class ModelComparison:
         if reply is None and claim.queue:
             joined = join_queue(db, boot_clock, claim, client, self.is_reachable, self.dead.__contains__)
             reply = joined and joined[0]
+            if joined:
+                (holder,) = self.state.holders.values()
+                ends_with_process = holder.process_bound or holder.state == RESERVED
+                assert joined[1] == ((holder.client,) if ends_with_process else ())
         return reply and (reply, [])
 
     def release_usual(self, db, boot_clock, claim: Claim):
@@ -357,6 +361,16 @@ def test_reserved_claim_that_must_survive_is_left_to_the_engine() -> None:
     other_kind = claim("b", process_bound=True, kind="semaphore", limit=2)
     assert claim_reserved(comparison.db, comparison.boot_clock, other_kind, "client b") is None
     assert claim_reserved(comparison.db, comparison.boot_clock, claim("b", process_bound=True), "client b")
+
+
+def test_claim_that_joins_ends_the_grant_of_a_dead_process() -> None:
+    comparison = ModelComparison()
+    for id_hash in "ab":
+        run_both(comparison, join(id_hash), {}, "lock", None)
+    comparison.dead.add("client a")
+    run_both(comparison, join("c"), {}, "lock", None)
+    comparison.check_inspect()
+    assert [each.id_hash for each in comparison.state.holders.values()] == ["b"]
 
 
 def test_claimed_reservation_ends_only_with_the_process_that_claimed_it() -> None:
