@@ -313,7 +313,9 @@ PYTHON, TEXT, END = "```python\n", "```text\n", "```\n"
         (PYTHON + "import logging; logging.error('oh')\n" + END, "logged: oh"),
         (PYTHON + "import leasehold\na = leasehold.Client('memory://').lock('a').acquire()\n" + END, "dropped without"),
         (PYTHON + "import os; os._exit(3)\n" + END, "ended the process"),
-        ("```python pytest\ndef test_a():\n    assert 1 == 2\n" + END, "assert 1 == 2"),
+        pytest.param(
+            *("```python pytest\ndef test_a():\n    assert 1 == 2\n" + END, "assert 1 == 2"), marks=pytest.mark.extended
+        ),
     ],
     ids=["raises", "line", "unshown", "differs", "silent", "warns", "thread", "logs", "drops", "exits", "test"],
 )
@@ -346,11 +348,6 @@ x += 1
 <!-- not run: it would fail -->
 ```python
 x / 0
-```
-
-```python pytest
-def test_a():
-    assert True
 ```
 """
 
