@@ -107,6 +107,11 @@ def test_version_matches_package_metadata():
     assert leasehold.__version__ == version("leasehold")
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if hasattr(getattr(leasehold, name), "_fields")])
+def test_help_of_named_tuple_shows_the_types_of_its_fields(name):
+    assert "ForwardRef" not in str(inspect.signature(getattr(leasehold, name)))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_a_docstring(name):
     value = getattr(leasehold, name)

@@ -1,8 +1,6 @@
 """The lease under which the running code works: that of the `with` around it, else that of `leasehold run`, read from
 the environment of this process."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -36,7 +34,7 @@ class CurrentLease(NamedTuple):
     shared: bool = False
 
 
-def current_lease(name: str | None = None) -> Lease | AsyncLease | CurrentLease:
+def current_lease(name: str | None = None) -> "Lease | AsyncLease | CurrentLease":
     """The lease of the innermost `with` block or decorated function around this call, in this thread or task. If there
     is none: the lease under which `leasehold run` started this process or its parent shell.
 

@@ -7,8 +7,6 @@ that a slow hook cannot delay a renewal. If a hook raises, the exception is logg
 slow is reported once; `leasehold.telemetry.background` runs it on a thread of its own.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from time import perf_counter

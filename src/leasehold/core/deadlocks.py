@@ -14,8 +14,6 @@ owner that can proceed. The owners that remain wait for each other, or for an ow
 owner: it becomes free after some time.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
