@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
 from leasehold import Client
 from leasehold.client.watchdog import Watchdog
+from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.leases import EtcdLease
 from leasehold.engines.etcd.waiter_leases import WaiterLeases
 from tests.support import probe
@@ -98,8 +100,10 @@ class SilentConnection:
 
     def __init__(self) -> None:
         self.sent, self.failure = list[bytes](), ""
+        self.stream: Any = None
 
-    def start(self, _stream: object, _path: str, _metadata: object, body: bytes, _end: bool) -> None:
+    def start(self, stream: object, _path: str, _metadata: object, body: bytes, _end: bool) -> None:
+        self.stream = stream
         self.sent.append(body)
 
     def send(self, _stream: object, body: bytes) -> None:
@@ -120,6 +124,21 @@ def test_member_that_answers_no_keep_alive_is_left(answer_time, renewed_at, left
         now += pause
     assert "keep-alive" in connection.failure
     assert (sent_at, now) == (renewed_at, left_at)
+
+
+def test_member_that_answers_hundreds_of_keep_alives_slowly_is_kept() -> None:
+    """It answers one after the other, four a second, so the last answers come long after their requests."""
+    now, connection = 100.0, SilentConnection()
+    leases = [EtcdLease(number, 60, 60, 50.0) for number in range(1, 41)]
+    kept = WaiterLeases(lambda: now, lambda: leases, lambda: 0.0)
+    kept.use(connection, [])
+    kept.send_due(can_switch=True)
+    for lease in leases:
+        now += 0.25
+        connection.stream.on_message(messages.encode(messages.LeaseTtlResponse(id=lease.id, ttl=60)))
+        kept.send_due(can_switch=True)
+        assert not connection.failure
+    assert len(connection.sent) == 40
 
 
 def test_silent_member_is_kept_if_there_is_no_other() -> None:

@@ -61,7 +61,7 @@ class WaiterLeases:
             self._stream = stream = None
         if stream is not None and stream.outstanding and can_switch:
             timeout = max(_ANSWER_TIMEOUT, 3 * self._answer_time())
-            if now - stream.outstanding[0][1] >= timeout:
+            if now - max(stream.outstanding[0][1], stream.answered_at) >= timeout:
                 connection.fail("etcd did not answer a keep-alive")
                 return None
         if now < self._next_batch_at:
@@ -84,7 +84,7 @@ class WaiterLeases:
         request = messages.encode(messages.LeaseId(lease.id))
         self._sent_at[lease.id] = now
         if self._stream is None:
-            self._stream = _KeepAliveStream(connection)
+            self._stream = _KeepAliveStream(connection, self._now)
             self._stream.outstanding.append((lease, now))
             connection.start(self._stream, messages.LEASE_KEEP_ALIVE.path, self._metadata, request, False)
         else:
@@ -95,9 +95,10 @@ class WaiterLeases:
 class _KeepAliveStream(GrpcStream):
     """etcd answers in the order of the requests."""
 
-    def __init__(self, connection: GrpcConnection) -> None:
+    def __init__(self, connection: GrpcConnection, now: Callable[[], float]) -> None:
         super().__init__(None, max_bytes=messages.LEASE_KEEP_ALIVE.max_reply)
-        self._connection = ref(connection)  # which refers to its streams
+        self._connection, self._now = ref(connection), now  # the connection refers to its streams
+        self.answered_at = 0.0  # the last answer: one of hundreds of renewals takes long, although etcd is not silent
         self.outstanding: deque[tuple[EtcdLease, float]] = deque()  # and when its renewal was sent
 
     def on_message(self, message: bytes) -> None:
@@ -109,6 +110,7 @@ class _KeepAliveStream(GrpcStream):
             if (connection := self._connection()) is not None:
                 connection.fail("etcd sent an invalid reply to a keep-alive")
             return
+        self.answered_at = self._now()
         lease, sent_at = self.outstanding.popleft()
         if reply.ttl > 0:  # else it has expired: the waiter finds out at its next heartbeat
             lease.sent_at, lease.ttl = max(lease.sent_at, sent_at), reply.ttl
