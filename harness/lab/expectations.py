@@ -67,7 +67,7 @@ _REDLOCK_CLOCK: Final = V(
     "while the first still trusts its lease."
 )
 _REDLOCK_DATA: Final = V("A node restarted without its data has forgotten its vote.")
-_SERVER_CLOCK: Final = V("**More than the engine promises.**")
+_SERVER_CLOCK: Final = V("where two clients of the engine may hold a name, two clients of the server may, too")
 
 _CLOCKS: Final[dict[str, Cell]] = {
     "sqlite": NotApplicable("the clock of the file counts from the start of the machine, and cannot be set"),
