@@ -138,3 +138,28 @@ def test_completion_lists_names_of_the_given_engine(shell, tmp_path):
     words = f"leasehold -u sqlite://{tmp_path}/other.db get "
     done = shell(COMP_WORDS=words, COMP_CWORD="4", _LEASEHOLD_COMPLETE="bash_complete")
     assert done.stdout == "plain,here\n"
+
+
+def test_name_that_a_shell_would_run_is_not_completed(shell):
+    """bash put it on the command line without quotes, and ran it with the next Enter."""
+    plain = ["job/1:a,b@c%d+e=f_g-h", "jöb"]
+    for name in (
+        *plain,
+        "j$(id)",
+        "j;id",
+        "j`id`",
+        "j|id",
+        "j>f",
+        "j&",
+        "j'",
+        "j*",
+        "j id",
+        "j\\",
+        "j!!",
+        "j#",
+        "~j",
+        "-j",
+    ):
+        assert shell("acquire", "--ttl", "60", "--", name).returncode == 0
+    variables = {"_LEASEHOLD_COMPLETE": "bash_complete", "COMP_WORDS": "leasehold get ", "COMP_CWORD": "2"}
+    assert shell(**variables).stdout.splitlines() == [f"plain,{name}" for name in plain]

@@ -46,7 +46,9 @@ def checked_prefix(value: str) -> str:
 
 
 def live_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names for shell completion. Errors give no names: a message would disturb the prompt."""
+    """Names for shell completion. Errors give no names: a message would disturb the prompt. Names in which a shell
+    would find more than a word are left out: bash puts a completion on the command line as it is, and another client
+    may have chosen it."""
     from click.shell_completion import CompletionItem
 
     console = ctx.find_object(Console) or Console()
@@ -55,7 +57,12 @@ def live_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
             names = {holding.name for holding in client.inspect(incomplete)}
     except LeaseholdError:
         return []
-    return [CompletionItem(name) for name in sorted(names) if name.isprintable()]
+    return [CompletionItem(name) for name in sorted(names) if _is_word(name)]
+
+
+def _is_word(name: str) -> bool:
+    """Whether it means nothing but itself on the command line of a shell."""
+    return name[0] != "-" and all(char.isalnum() or char in "-_./:,@%+=" for char in name)
 
 
 def seconds(value: str | float) -> float:
