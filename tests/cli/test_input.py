@@ -123,6 +123,11 @@ def test_variable_with_a_bad_value_is_refused(shell):
     assert found == [code for _, _, code in values]
 
 
+def test_path_that_the_system_refuses_is_78(shell):
+    found = exit_codes(shell, [(["serve", "key", "list", "--keys", path], {}, None) for path in ("9" * 5000, "x/" * 9)])
+    assert found == [78, 78]
+
+
 BAD_ARGUMENTS = [
     ["ls", SURROGATE],
     ["get", SURROGATE],

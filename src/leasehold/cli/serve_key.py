@@ -122,7 +122,9 @@ def list_(console: Console, path: Path) -> None:
     """List who has a key, since when, until when, and what it may do. The keys themselves are stored nowhere."""
     try:
         found = keys.read(path).values()
-    except FileNotFoundError as error:
+    except PermissionError:
+        raise
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     now = datetime.now(UTC).timestamp()
     if console.json:
