@@ -222,6 +222,12 @@ def test_word_of_another_program_names_our_command(shell, word, ours):
     assert ours in done.stderr
 
 
+@pytest.mark.parametrize(("words", "meant"), [("runn j", "run"), ("serve key lst", "list"), ("wacth", "watch")])
+def test_mistyped_command_is_answered_with_the_one_that_was_meant(shell, words, meant):
+    done = shell(*words.split())
+    assert (done.returncode, f"(did you mean {meant}?)" in done.stderr) == (64, True)
+
+
 @pytest.mark.parametrize(
     ("line", "code"),
     [

@@ -14,6 +14,7 @@ import click
 from leasehold.cli import exit_codes
 from leasehold.cli.console import GLOBAL_OPTIONS, Console, use_color
 from leasehold.cli.run.signals import held_back
+from leasehold.config import did_you_mean
 
 WIDTH = 100
 
@@ -131,6 +132,8 @@ class Group(Command, click.Group):
         ours = _OTHER_WORDS.get(args[0]) if self._is_program else None
         if ours and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"there is no command {args[0]!r}: see " + " or ".join(f"`leasehold {word}`" for word in ours))
+        if not ctx.resilient_parsing and args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}.")
         return super().resolve_command(ctx, args)
 
 
