@@ -84,6 +84,18 @@ def test_malformed_replies_raise_unavailable(reply) -> None:
         fake_server.close()
 
 
+def test_second_reply_to_a_request_is_no_answer_to_the_next() -> None:
+    """A server or proxy that sent each reply twice made a client hold names that other clients held."""
+    fake_server = FakeServer(b"*3\r\n:7\r\n:30000000\r\n:-1\r\n" * 2)
+    try:
+        with Client(f"redis://127.0.0.1:{fake_server.port}", call_timeout=0.5) as client:
+            for name in ("job", "other"):
+                with pytest.raises(Unavailable, match="without a request"):
+                    client.lock(name).try_acquire()
+    finally:
+        fake_server.close()
+
+
 def entry_with(field: int, value: bytes) -> bytes:
     """A reply to `inspect` with two waiters, in which one field of the second is this value."""
     waiter = [b"$16\r\n" + b"x" * 16, *[b":0"] * 7, b":3", b":1900000000000000", b"$1\r\nc", b"$8\r\nh\x001\0work"]

@@ -190,8 +190,11 @@ class SocketStream(BaseConnection):
             self._set_timeout(left)
         self._write(data, deadline)
         self._parser.feed(self._sock.recv(_USUAL_REPLY_SIZE) or self._raise_closed())
-        reply = self._parser.gets()  # nearly always complete
-        return reply if reply is not False else self.read(deadline, timeout_is_set=False)
+        if (reply := self._parser.gets()) is False:  # nearly always complete
+            reply = self.read(deadline, timeout_is_set=False)
+        if self._parser.gets() is not False:  # the next call would take it for its own
+            raise ConnectionAbortedError("the server sent a reply without a request")
+        return reply
 
     def calls(self, data: bytes, count: int, deadline: float) -> list[Any]:
         """Send many requests at once and wait for all replies."""
