@@ -11,6 +11,8 @@ import pytest
 
 from harness.servers.proxy import ProxiedConnection, Proxy
 from leasehold import Client, NotAcquired
+from leasehold.engines.mysql import listener
+from leasehold.model import Busy
 from leasehold.runtime.base import run_sync
 from tests.support import probe
 from tests.support.timing import check_elapsed, check_seconds
@@ -23,6 +25,17 @@ def listener_of(client: Client, other: Client, name: str = "met"):
     listener = probe.engine_state(client)["mysql"]
     assert listener.address
     return listener
+
+
+def test_release_in_a_new_session_wakes_the_next_waiter(mysql, make_driver, wait_until, monkeypatch) -> None:
+    """The session's list of clients to wake is null before its first call."""
+    monkeypatch.setattr(listener, "_LISTEN_SECONDS", 600)  # or it would look by itself
+    holder, other = make_driver(mysql.url(listen="no")), make_driver(mysql.url())
+    held, waiter = holder.acquire(holder.claim()), other.claim(queue=True)
+    assert isinstance(other.attempt(waiter), Busy)
+    holder.engine._connection._session.close()
+    assert holder.release(held)
+    wait_until(lambda: other.registry.waiting[waiter.id_hash].woken)
 
 
 class SharingProxy(Proxy):
