@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, Event, LeaseState, NotAcquired, Unavailable
+from leasehold.client import acquire
+from leasehold.client.acquire import AcquireRequest
+from leasehold.core import timing
+from leasehold.core.timing import NEVER
 from leasehold.engines import memory
+from leasehold.errors import Overloaded
+from leasehold.runtime.base import run_sync
 from leasehold.testing import Clock, Faults, drop_answer, drop_request, faulty, silently
 from leasehold.testing.clock import ClockThreads
 from tests.support import probe
@@ -263,3 +269,28 @@ def test_asyncio_runs_and_waits_without_engine(faults) -> None:
                 assert lease.guaranteed
 
     asyncio.run(main())
+
+
+def overloaded_request(bench, **options: object) -> AcquireRequest:
+    lock = bench.client(call_timeout=5).lock("a", **options)
+    return AcquireRequest(lock, lock._new_claim(), bench.clock.at, None, False, lock._core.engine)
+
+
+def test_caller_that_may_run_retries_overloaded_server_for_call_timeout_at_most(bench) -> None:
+    request = overloaded_request(bench, on_unavailable="run")
+    error, now = Overloaded("busy", engine="memory"), bench.clock.at
+    assert request.may_retry(error, now + 4.9, NEVER)
+    assert not request.may_retry(error, now + 5.0, NEVER)
+    request.answered = True  # the engine works: the caller must not run without a grant
+    assert request.may_retry(error, now + 5.0, NEVER)
+
+
+@pytest.mark.parametrize(("is_queued", "tries"), [(True, 1), (False, 7)])
+def test_pauses_after_overload_do_not_grow_for_a_queued_claim(bench, monkeypatch, is_queued, tries) -> None:
+    """It may get its reservation soon."""
+    asked = []
+    monkeypatch.setattr(timing, "overload_pause", lambda *args: asked.append(args[0]) or 0.0)
+    request = overloaded_request(bench)
+    claim, error = request.claim._replace(wait_deadline=NEVER), Overloaded("busy", engine="memory", retry_in=1.0)
+    run_sync(acquire._pause_before_retry(request, claim, error, 7, is_queued=is_queued))
+    assert asked == [tries]

@@ -6,9 +6,12 @@ import pytest
 
 from harness.servers.proxy import Proxy
 from leasehold import tracing
-from leasehold.engines.remote.servers import BEST_TRAITS
+from leasehold.core.timing import NEVER
+from leasehold.engines.remote.servers import BEST_TRAITS, Call, Failover, Tries
 from leasehold.errors import AccessDenied, Mismatch, NotSent, Unavailable, Unsupported
 from leasehold.model import Alive, Gone, Grant
+from leasehold.runtime.base import run_sync
+from leasehold.runtime.threads import Threads
 from tests.support.scripted_server import HANG_UP, SILENT, Raw, free_engine, problem, response
 from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
@@ -370,3 +373,11 @@ def test_slow_server_behind_a_silent_one_has_its_turn_in_the_next_call(driver, p
         driver.attempt(driver.claim(), seconds=1.0)
     assert isinstance(driver.attempt(driver.claim(), seconds=60.0), Grant)
     assert len(pair[0].calls) == 1
+
+
+def test_each_round_repeats_a_broken_connection_once() -> None:
+    failover = Failover(None, None, Threads(), "http")
+    tries = Tries(None, broke_before=True)
+    call = Call({}, NEVER, retry_until=lambda: NEVER)
+    assert run_sync(failover._begin_round(call, tries))
+    assert (tries.rounds, tries.broke_before, tries.tried) == (1, False, set())
