@@ -55,20 +55,25 @@ def _allowed_name(
     return namespace, name
 
 
-async def acquire(app: App, request: Request) -> Response:
-    service, body = app.service, read_body(schemas.AcquireBody, request.body)
+def _claim_to_acquire(app: App, request: Request, body: schemas.AcquireBody) -> Claim:
     if body.limit is not None and body.mode == "shared":
         raise invalid("limit cannot be combined with mode shared: the number of shared holders is not limited")
     holder = Holder(request.caller.who if body.holder is None else body.holder, purpose=body.purpose or "")
     if not (holder.label + holder.purpose).isprintable():
         raise invalid("holder and purpose must be printable")
-    claim = _claim(request, body, body.id or service.runtime.random_bytes(16).hex(), body.ttl, holder)._replace(
+    claim_id = body.id or app.service.runtime.random_bytes(16).hex()
+    return _claim(request, body, claim_id, body.ttl, holder)._replace(
         mode=body.mode,
         kind="lock" if body.limit is None else "semaphore",
         limit=body.limit or 1,
         delay=body.delay,
         min_hold=body.min_hold,
     )
+
+
+async def acquire(app: App, request: Request) -> Response:
+    service, body = app.service, read_body(schemas.AcquireBody, request.body)
+    claim = _claim_to_acquire(app, request, body)
     wait = min(body.wait, app.limits.settings.wait, request.within if request.has_within else body.wait)
     poll = LongPoll(claim, caller_made_id=body.id is not None, admit=app.admit_attempt(request, claim))
     if wait > 0:
