@@ -259,3 +259,19 @@ def rights() -> Rights:
     server, both = re.findall(r"```text\n(ACL SETUSER.*?|\+cluster.*?)```", page, re.S)
     cluster, _, sentinel = both.partition("\n")
     return Rights(server.split()[5:], cluster.split(), sentinel.split()[5:])  # skips "ACL SETUSER locks on >password"
+
+
+@pytest.fixture
+def drawn_secrets(monkeypatch) -> list[str]:
+    """Every secret that a client draws for its claims."""
+    found: list[str] = []
+    urandom = os.urandom
+
+    def recording_urandom(size: int) -> bytes:
+        value = urandom(size)
+        if size == 16:
+            found.append(value.hex())
+        return value
+
+    monkeypatch.setattr(os, "urandom", recording_urandom)
+    return found

@@ -6,7 +6,6 @@ Each test makes failures with a marked secret and searches all that a user, a lo
 from __future__ import annotations
 
 import logging
-import os
 import re
 import socket
 import threading
@@ -153,22 +152,6 @@ def rig(request) -> Iterator[Rig]:
     rig = rig_or_skip(rig_type(request.param))
     yield rig
     rig.close()
-
-
-@pytest.fixture
-def drawn_secrets(monkeypatch) -> list[str]:
-    """Every secret that a client draws for its claims."""
-    found: list[str] = []
-    urandom = os.urandom
-
-    def recording_urandom(size: int) -> bytes:
-        value = urandom(size)
-        if size == 16:
-            found.append(value.hex())
-        return value
-
-    monkeypatch.setattr(os, "urandom", recording_urandom)
-    return found
 
 
 def test_claim_id_is_not_in_errors_logs_events_or_reprs(rig, drawn_secrets, caplog) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import heapq
-from functools import wraps
 
 import pytest
 
@@ -20,19 +19,7 @@ from leasehold.server.messages import Request
 from leasehold.server.picture import MAX_NAMESPACES, Pictures, Snapshot
 from leasehold.server.service import Service
 from leasehold.server.settings import LimitSettings
-from tests.support.running_server import Answer
-
-
-def in_loop(test):
-    @wraps(test)
-    def run(*args, **kwargs):
-        async def limited():
-            async with asyncio.timeout(60):
-                await test(*args, **kwargs)
-
-        asyncio.run(limited())
-
-    return run
+from tests.support.running_server import Answer, in_loop
 
 
 class VirtualTime:

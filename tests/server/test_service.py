@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from functools import wraps
 
 import pytest
 
@@ -17,6 +16,7 @@ from leasehold.runtime.threads import boot_clock
 from leasehold.server.problems import Draining, Problem
 from leasehold.server.routes import LongPoll
 from leasehold.server.service import Service
+from tests.support.running_server import in_loop
 from tests.support.timing import check_seconds
 
 CLIENT = ("anyone", "client-1")
@@ -70,18 +70,6 @@ async def serving(call_timeout=60.0):
     finally:
         service.engine.gates.clear()
         await service.stop()
-
-
-def in_loop(test):
-    @wraps(test)
-    def run(*args, **kwargs):
-        async def limited():
-            async with asyncio.timeout(60):
-                await test(*args, **kwargs)
-
-        asyncio.run(limited())
-
-    return run
 
 
 def claim_of(who, name="orders/42", **fields):

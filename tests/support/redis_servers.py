@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
+import hiredis
+
 from harness.servers.process import poll
 from harness.servers.redis import RedisServer
 from leasehold import Client
@@ -40,3 +42,13 @@ def wait_until_queued(client: Client, name: str, count: int = 1) -> None:
         10,
         lambda: f"{count} claims wait for {name}",
     )
+
+
+def send_raw(node, data: bytes) -> object:
+    """Send this on a new connection, as a late message arrives, and return the reply."""
+    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as connection:
+        connection.sendall(data)
+        reader = hiredis.Reader()
+        while (reply := reader.gets()) is False:
+            reader.feed(connection.recv(65_536))
+    return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -11,7 +12,8 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,3 +187,17 @@ def running(*arguments: str, **named: Any) -> Iterator[RunningServer]:
     finally:
         code = server.stop()
     assert code == 0, server.output
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an asynchronous test in an event loop, for a minute at most."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(60):
+                await test(*args, **kwargs)
+
+        asyncio.run(limited())
+
+    return run

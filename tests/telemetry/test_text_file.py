@@ -7,22 +7,11 @@ import os
 import stat
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from leasehold import Event
 from leasehold.telemetry import Metrics, text_file
 from leasehold.telemetry.text_file import TextFile
-
-
-def samples(path) -> dict[str, float]:
-    """Samples by name and label values, without buckets."""
-    families = text_string_to_metric_families(path.read_text())
-    return {
-        " ".join([sample.name, *sample.labels.values()]): sample.value
-        for family in families
-        for sample in family.samples
-        if not sample.name.endswith("_bucket")
-    }
+from tests.support.metric_samples import samples
 
 
 def test_metrics_file_keeps_only_lines_that_it_would_write(tmp_path):

@@ -6,21 +6,11 @@ import re
 import signal
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.metric_samples import samples
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
-
-
-def samples(path) -> dict[str, float]:
-    """Samples by name and label values, without buckets."""
-    families = text_string_to_metric_families(path.read_text())
-    return {
-        " ".join([sample.name, *sample.labels.values()]): sample.value
-        for family in families
-        for sample in family.samples
-        if not sample.name.endswith("_bucket")
-    }
 
 
 # ----------------------------------------------------------------- metrics

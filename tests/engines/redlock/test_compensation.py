@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import suppress
 
-import hiredis
 import pytest
 
 from harness.rigs.redis import AOF_ALWAYS
@@ -28,17 +27,8 @@ from leasehold.runtime.loop import Loop
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support import probe
 from tests.support.paths import SUPPORT
+from tests.support.redis_servers import send_raw
 from tests.support.timing import check_elapsed
-
-
-def send_raw(node, data: bytes) -> object:
-    """Send this on a new connection, as a late message arrives, and return the reply."""
-    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as connection:
-        connection.sendall(data)
-        reader = hiredis.Reader()
-        while (reply := reader.gets()) is False:
-            reader.feed(connection.recv(65_536))
-    return reply
 
 
 def run_before_script(engine, script, action, monkeypatch) -> None:

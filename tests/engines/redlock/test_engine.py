@@ -6,10 +6,8 @@ tests/engines/redis/test_costs.py.
 
 from __future__ import annotations
 
-import socket
 import threading
 
-import hiredis
 import pytest
 
 from harness.rigs import with_own_server
@@ -19,17 +17,7 @@ from leasehold import Client, Unsupported
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.model import Alive, Gone, Grant
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support.redis_servers import has_waiters
-
-
-def send_raw(node, data: bytes) -> object:
-    """Send this on a new connection, as a late message arrives, and return the reply."""
-    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as connection:
-        connection.sendall(data)
-        reader = hiredis.Reader()
-        while (reply := reader.gets()) is False:
-            reader.feed(connection.recv(65_536))
-    return reply
+from tests.support.redis_servers import has_waiters, send_raw
 
 
 @pytest.fixture(scope="module")

@@ -124,22 +124,6 @@ class MysqlLog(StatementLog):
         return "\n".join(text for (text,) in statements) + super().read_log()
 
 
-@pytest.fixture
-def drawn_secrets(monkeypatch) -> list[str]:
-    """Every secret that a client draws."""
-    found: list[str] = []
-    urandom = os.urandom
-
-    def recording_urandom(size: int) -> bytes:
-        value = urandom(size)
-        if size == 16:
-            found.append(value.hex())
-        return value
-
-    monkeypatch.setattr(os, "urandom", recording_urandom)
-    return found
-
-
 def call_every_verb(database, url: str, wait_until) -> list[str]:
     """Call every verb, and make calls fail. Returns id hashes that were sent to the server."""
     id_hashes = []
