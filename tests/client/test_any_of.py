@@ -340,7 +340,7 @@ def test_ctrl_c_after_the_grant_of_a_pool_releases_it_at_once(bench, monkeypatch
     assert caught.value.__traceback__ is not None
 
 
-def test_pool_that_waits_for_the_engine_asks_a_silent_one_once_before_it_queues(bench, monkeypatch) -> None:
+def test_waiting_pool_asks_a_silent_engine_once_before_it_queues(bench, monkeypatch) -> None:
     """Its later attempts are repeated until the engine answers. Then its error is that of the engine."""
 
     async def give_up(*_: object) -> None:

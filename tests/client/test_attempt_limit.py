@@ -79,7 +79,7 @@ def test_new_caller_does_not_overtake_one_that_waits_to_be_sent() -> None:
         caller.send(None)
 
 
-def test_thread_that_is_admitted_while_the_interpreter_exits_sends_nothing(bench, in_new_thread, wait_until) -> None:
+def test_thread_admitted_while_the_interpreter_exits_sends_nothing(bench, in_new_thread, wait_until) -> None:
     core = probe.core(client := bench.client())
     fill(core.attempts)
 
