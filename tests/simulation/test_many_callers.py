@@ -123,6 +123,22 @@ def test_callers_that_do_not_wait_get_their_answer_within_call_timeout() -> None
     assert max(crowd.ended_at) < CALL_TIMEOUT + 0.5
 
 
+def test_waiter_whose_wait_is_over_gets_its_answer_within_call_timeout() -> None:
+    """Its last attempt waits in the client behind others, and has no second `call_timeout` once it is sent."""
+    crowd = Crowd()
+    lease = crowd.world.run_until_complete(crowd.process.spawn(crowd.client.lock("a").acquire(), "holder"), 60)
+    ahead = crowd.start("a")
+    crowd.world.run(0.5)
+    began, waiter = crowd.world.time, crowd.start("a", wait=8.0)
+    crowd.world.run(7.9)
+    count = int(CALL_TIMEOUT / SECONDS_PER_ATTEMPT) + 28  # it is sent before `call_timeout` is over, and answered later
+    others = [crowd.start(f"name {number}") for number in range(count)]
+    crowd.world.run_until_complete(waiter, 60)
+    assert crowd.world.time - began < 8.0 + CALL_TIMEOUT + 0.1
+    crowd.world.run_until_complete(crowd.process.spawn(lease.release(), "release"), 60)
+    crowd.finish([ahead, *others])
+
+
 def test_callers_run_without_a_grant_only_if_the_engine_is_silent() -> None:
     crowd = Crowd()
     crowd.finish([crowd.start(f"name {number}", wait=0, on_unavailable="run") for number in range(CALLERS)])

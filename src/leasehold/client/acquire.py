@@ -136,12 +136,12 @@ class AcquireRequest(Generic[L]):
         core = self.lock._core
         now, call_timeout = core.runtime.now(), core.options.call_timeout
         may_wait = self.wait != 0 and not self.waiting_deadlocks
-        if may_wait:
+        if may_wait and now < deadline:
             until = max(deadline, now + call_timeout)
             if retries:
                 until = timing.bounded_attempt(now, timing.NEVER, deadline)
             latest = await core.attempts.enter(claim.id_hash, until) + call_timeout
-        else:  # this counts into its `call_timeout`
+        else:  # the caller waits for nothing but this answer: the time here counts into its `call_timeout`
             latest = timing.call_deadline(now, call_timeout, claim.ttl)
             await core.attempts.enter(claim.id_hash, latest)
         engine = self.get_engine()
