@@ -276,7 +276,7 @@ def overloaded_request(bench, **options: object) -> AcquireRequest:
     return AcquireRequest(lock, lock._new_claim(), bench.clock.at, None, False, lock._core.engine)
 
 
-def test_caller_that_may_run_retries_overloaded_server_for_call_timeout_at_most(bench) -> None:
+def test_caller_that_may_run_retries_after_overload_for_call_timeout(bench) -> None:
     request = overloaded_request(bench, on_unavailable="run")
     error, now = Overloaded("busy", engine="memory"), bench.clock.at
     assert request.may_retry(error, now + 4.9, NEVER)

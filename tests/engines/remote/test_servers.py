@@ -1,6 +1,7 @@
 """Which server is asked, and what an answer, a refusal or silence means: the table in `servers.py`, line by line."""
 
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -267,7 +268,8 @@ def test_connection_with_bytes_nobody_asked_for_is_not_used_again(driver, start_
     driver.open(server)
     twice = response(200, [{"grant": [7, 30.0, None]}])
     server.script = refusing(Raw(twice + twice))
-    driver.attempt(driver.claim())
+    with suppress(Unavailable):  # in blocking mode even the first answer is refused
+        driver.attempt(driver.claim())
     server.script = lambda call: {"value": False}
     assert driver.release(driver.claim()) is False
 
