@@ -160,9 +160,12 @@ def test_child_environment_gets_no_url_with_a_password(shell, redis_with_passwor
         ("etcd://app:pw@h1,h2", True),
         ("postgresql://app:p@ss@db/shop", True),
         ("postgresql://app@db/shop?listen_url=postgresql://app:pw@db2/shop", True),
+        ("postgresql://app@db/shop?listen_url=postgresql%3A%2F%2Fapp%3Apw%40db2%2Fshop", True),
+        ("postgresql://app@db/shop?listen_url=postgresql%3A%2F%2Fapp%40db2%2Fshop", False),
         ("redis+sentinel://s1/main?sentinel_password=pw", True),
         ("postgresql://db/shop?user=app&password=pw", True),
         ("zookeeper://zk1?key_password=pw", True),
+        ("postgresql://app@db/shop?scram_client_key=a2V5", True),
     ],
 )
 def test_password_in_a_url_is_recognized(url, expected):

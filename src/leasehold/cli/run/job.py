@@ -325,5 +325,9 @@ def has_password(url: str) -> bool:
     """Whether a URL has, or may have, a password: `user:password@`, also inside an option, or an option for one."""
     if url.startswith("sqlite:"):
         return False
-    credentials, at, _ = url.partition("://")[2].rpartition("@")
-    return (at != "" and ":" in credentials) or re.search("pass|secret|token", unquote(url)) is not None
+    options = [option.partition("=")[2] for option in url.partition("?")[2].split("&")]
+    for each in (url, *map(unquote, options)):  # an option may be a URL, such as listen_url
+        credentials, at, _ = each.partition("://")[2].rpartition("@")
+        if at and ":" in credentials:
+            return True
+    return re.search("pass|secret|token|scram", unquote(url)) is not None
