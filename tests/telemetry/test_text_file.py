@@ -27,6 +27,13 @@ def test_metrics_file_keeps_only_lines_that_it_would_write(tmp_path):
     ]
 
 
+def test_foreign_metric_with_a_group_in_the_file_stops_no_run(tmp_path):
+    file = tmp_path / "x.prom"
+    file.write_text('node_disks{group="a"} 4\n')
+    TextFile(str(file), Metrics())(Event("ran", "memory", "", "b", 1.0))
+    assert samples(file) == {"leasehold_once_total memory b  ran": 1}
+
+
 def test_two_processes_that_write_one_file_lose_no_count(tmp_path, monkeypatch):
     monkeypatch.setattr(text_file, "_LOCK_SECONDS", 60)
     file = tmp_path / "x.prom"

@@ -61,7 +61,9 @@ class TextFile:
         self._results: dict[str, Sample] = {}  # of the run, once it has ended
         with open_folder(self._folder_path) as folder:
             labels = [sample.labels for sample in self._read(folder)]
-        metrics.remember_groups(Group(each["namespace"], each["group"]) for each in labels if "group" in each)
+        metrics.remember_groups(
+            Group(each["namespace"], each["group"]) for each in labels if {"namespace", "group"} <= each.keys()
+        )
 
     def __call__(self, event: Event) -> None:
         self._metrics(event)
