@@ -163,3 +163,14 @@ def test_database_url_that_cannot_be_parsed_is_not_shown(url, monkeypatch) -> No
     with pytest.raises(ConfigError, match="cannot be parsed") as failure:
         _lock_url(SimpleNamespace(config=config), None)
     assert "s3cr3tMARK" not in str(failure.value)
+
+
+@pytest.mark.parametrize("option", ["leasehold.url", "sqlalchemy.url"])
+def test_url_with_a_single_percent_sign_is_not_shown(option, tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_URL", raising=False)
+    file = tmp_path / "alembic.ini"
+    file.write_text(f"[alembic]\n{option} = postgresql://u:p%40s3cr3tMARK@db/x\n")
+    with pytest.raises(ConfigError, match=rf"the {option} of alembic.ini .* %%") as failure:
+        _lock_url(SimpleNamespace(config=Config(str(file))), None)
+    assert "s3cr3tMARK" not in str(failure.value)
+    assert failure.value.__suppress_context__

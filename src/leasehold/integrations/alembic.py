@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from configparser import InterpolationError
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -61,19 +62,29 @@ def locked(
         yield lease
 
 
+def _option(context: AlembicContext, name: str) -> str | None:
+    try:
+        found: str | None = context.config.get_main_option(name)
+    except InterpolationError:
+        # Without the parser's text, which shows the URL from that % on, the rest of the password among it.
+        raise ConfigError(f"the {name} of alembic.ini has a single %: write %% for each, such as %%40 for @") from None
+    return found
+
+
 def _parse(database: str | None) -> URL | None:
     try:
         return make_url(database) if database else None
     except (ArgumentError, ValueError):
         # Without SQLAlchemy's text, which shows parts of the URL, a password among them.
-        raise ConfigError("the sqlalchemy.url of alembic.ini cannot be parsed: percent-encode its password") from None
+        raise ConfigError(
+            "the sqlalchemy.url of alembic.ini cannot be parsed: percent-encode its password, such as %%40 for @"
+        ) from None
 
 
 def _lock_url(context: AlembicContext, url: str | None) -> str | None:
-    option = context.config.get_main_option
-    if given := url or option("leasehold.url") or os.environ.get("LEASEHOLD_URL"):
+    if given := url or _option(context, "leasehold.url") or os.environ.get("LEASEHOLD_URL"):
         return str(given)
-    database = _parse(option("sqlalchemy.url"))
+    database = _parse(_option(context, "sqlalchemy.url"))
     dialect = database.get_backend_name() if database else "alembic.ini, which has no sqlalchemy.url,"
     if dialect == "sqlite":
         return None  # a file of this machine, as the lock's
