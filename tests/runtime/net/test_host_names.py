@@ -41,6 +41,10 @@ def names(monkeypatch) -> Iterator[NameServer]:
     monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
     yield server
     server.may_answer.set()
+    for look_up in list(host_names._state.under_way.values()):  # else the next test finds its name under way
+        done = threading.Event()
+        look_up.when_done(done.set)
+        assert done.wait(60)
 
 
 def test_address_gets_the_port_and_keeps_its_scope(names) -> None:
