@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from harness.servers.folders import scratch
-from leasehold import Client, ConfigError, NotAcquired
+from harness.servers.process import poll
+from leasehold import Client, ConfigError, NotAcquired, Unavailable
 from tests.support import probe
 
 
@@ -135,3 +138,41 @@ def test_verification_without_an_authority_is_refused() -> None:
     """The option was ignored, so the URL looked safer than it was."""
     with pytest.raises(ConfigError, match="ssl_verify_identity needs ssl_ca"):
         Client("mysql://127.0.0.1/locks?ssl_verify_identity=yes")
+
+
+_GREETING = (  # of a server that offers TLS
+    b"\x49\0\0\0\x0a8.0.0\0\1\0\0\0aaaaaaaa\0\xff\xff\x21\2\0\xff\xff\x15" + bytes(10) + b"aaaaaaaaaaaa\0"
+    b"mysql_native_password\0"
+)
+
+
+def test_login_over_tls_that_drips_without_end_leaves_no_thread(certificate) -> None:
+    """The caller gave up in time, but could not hang up: its thread read byte after byte, for days."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate[1], certificate[0])
+    given_up = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(_GREETING)
+            connection.recv(36, socket.MSG_WAITALL)  # asks for TLS
+            with context.wrap_socket(connection, server_side=True) as tls:
+                tls.recv(1024)
+                tls.sendall(b"\0\0\x08\3")  # begins a packet of 512 KiB
+                while not given_up.wait(0.1):
+                    tls.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            url = f"mysql://u:p@127.0.0.1:{listener.getsockname()[1]}/leasehold?ssl_ca={certificate[1]}"
+            with Client(url, call_timeout=0.5) as client, pytest.raises(Unavailable):
+                client.ping()
+            poll(
+                lambda: "leasehold-connect" not in {thread.name for thread in threading.enumerate()},
+                10,
+                lambda: "the thread of the login has ended",
+            )
+        finally:
+            given_up.set()

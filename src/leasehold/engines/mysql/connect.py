@@ -27,6 +27,7 @@ from leasehold.engines.sql.connect import resolve, split_deadline
 from leasehold.engines.sql.session import DatabaseServer, Decoding, Row, SqlConnectionLost, SqlServerError
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
+from leasehold.runtime.net.tls_socket import TlsSocket
 
 _MAX_TIMEOUT: Final = 31_536_000  # seconds: a year, the largest value the server accepts here
 _MAX_HANDSHAKE_WAIT: Final = 86_400.0  # seconds that PyMySQL waits at most for a packet of the handshake
@@ -80,6 +81,7 @@ class _Handshake:
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
+        self.connection: _PyMySQLConnection | None = None  # its socket replaces `sock` once TLS has begun
         self.result: _Login | None = None
         self.error: Exception | None = None
         self.cancelled = False
@@ -98,9 +100,21 @@ class _Handshake:
         self.cancelled = True
         if self.result is not None:
             self.result.sock.close()
-        elif self.sock is not None:
+        elif (sock := (self.connection and self.connection._sock) or self.sock) is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class _TlsInMemory:
+    """What PyMySQL uses of a context. It also wraps the socket of the session."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def wrap_socket(self, sock: socket.socket, server_hostname: str) -> TlsSocket:
+        wrapped = TlsSocket(sock, self._context, server_hostname)
+        wrapped.shake_hands(wrapped.gettimeout() or _MAX_HANDSHAKE_WAIT)
+        return wrapped
 
 
 class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
@@ -112,7 +126,7 @@ class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
 
     def _create_ssl_ctx(self, named: Any) -> Any:
         # Without a password, OpenSSL would prompt for that of an encrypted key on the terminal, and wait for ever.
-        return super()._create_ssl_ctx({"password": "", **named}) if named else _UNVERIFIED_TLS
+        return _TlsInMemory(super()._create_ssl_ctx({"password": "", **named}) if named else _UNVERIFIED_TLS)
 
     def set_character_set(self, *_: object) -> None:
         """`_prepare_session` does."""
@@ -146,7 +160,7 @@ def _perform_handshake(handshake: _Handshake, target: MyTarget, address: str, se
         sock.connect(target.path or (address, target.port))
         if not target.path:
             _set_socket_options(sock)
-        connection = _PyMySQLConnection(
+        handshake.connection = connection = _PyMySQLConnection(
             **target.arguments, password=password, defer_connect=True, read_timeout=seconds, write_timeout=seconds
         )
         connection.connect(sock)

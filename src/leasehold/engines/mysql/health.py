@@ -35,6 +35,7 @@ from leasehold.engines.sql.session import Row, SqlConnectionLost, SqlServerError
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import certificate_end
+from leasehold.runtime.net.tls_socket import TlsSocket
 
 _TIME: Final = b"select unix_timestamp(now(6))"
 _SETTINGS: Final = (
@@ -171,7 +172,7 @@ def _findings(
 
 
 def _encryption(sock: socket.socket) -> Encryption:
-    if not isinstance(sock, ssl.SSLSocket):
+    if not isinstance(sock, TlsSocket):
         return "none"
     if sock.context.verify_mode != ssl.CERT_REQUIRED:
         return "unverified"

@@ -73,7 +73,7 @@ class MySession(SqlSession):
 
     @property
     def sock(self) -> socket.socket:
-        """With TLS, an `ssl.SSLSocket`."""
+        """With TLS, a `TlsSocket`."""
         return self._sock
 
     def set_runtime(self, runtime: Runtime) -> None:
@@ -216,10 +216,11 @@ class MySession(SqlSession):
             rows.append(decode_row(payload))
 
     async def _read_packet(self, deadline: float) -> bytes:
-        received = False
+        tried = False
         while not (payload := self._buffered_packet()):
-            if received and self._runtime.now() >= deadline:  # a server may send without end
+            if tried and self._runtime.now() >= deadline:  # a server may send without end, also what TLS ignores
                 raise no_answer(0.0)
+            tried = True
             try:
                 data = self._sock.recv(65536)
             except _WOULD_BLOCK:
@@ -227,7 +228,6 @@ class MySession(SqlSession):
                 continue
             if not data:
                 raise ConnectionResetError("the server closed the connection")
-            received = True
             self._bytes_left -= len(data)
             if self._bytes_left < 0:
                 raise ConnectionAbortedError("the server sent too long a reply")

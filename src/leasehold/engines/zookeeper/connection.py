@@ -19,7 +19,7 @@ from kazoo.protocol.connection import PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect, ReplyHeader
 
 from leasehold.core.texts import server_text
-from leasehold.runtime.net.blocking import shake_hands
+from leasehold.runtime.net.tls_socket import TlsSocket
 from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
 if TYPE_CHECKING:
@@ -76,15 +76,15 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls["use_ssl"]:
-                sock = wrap_tls(sock, hostname, **tls)
-                shake_hands(sock, seconds)
+                sock = tls_sock = wrap_tls(sock, hostname, **tls)
+                tls_sock.shake_hands(seconds)
             return sock
         except BaseException:
             sock.close()
             raise
 
 
-def wrap_tls(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
+def wrap_tls(sock: socket.socket, hostname: str, **tls: Any) -> TlsSocket:
     context = ssl.create_default_context(cafile=tls["ca"])
     context.check_hostname = tls["check_hostname"]
     if not tls["verify_certs"]:
@@ -92,7 +92,7 @@ def wrap_tls(sock: socket.socket, hostname: str, **tls: Any) -> ssl.SSLSocket:
     if tls["certfile"]:
         # Without a text, OpenSSL would prompt on the terminal and wait for ever.
         context.load_cert_chain(tls["certfile"], tls["keyfile"], tls["keyfile_password"] or "")
-    return context.wrap_socket(sock, server_hostname=hostname, do_handshake_on_connect=False)
+    return TlsSocket(sock, context, hostname)
 
 
 def _checked_length(length: int) -> int:

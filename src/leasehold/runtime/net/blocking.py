@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
 from leasehold.runtime.net.host_names import Target, resolve_blocking
+from leasehold.runtime.net.tls_socket import TlsSocket
 from leasehold.runtime.polling import POLLIN, new_poll
 
 UNIX: Final[int] = getattr(socket, "AF_UNIX", -1)  # the family; -1: this system has none
@@ -83,7 +83,7 @@ class SelfPipe:
     def wait_woken(self, sock: socket.socket, seconds: float) -> bool:
         """Wait until `sock` is readable (False) or a wake-up arrives, which is consumed (True). TimeoutError: neither
         within `seconds`."""
-        if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        if isinstance(sock, TlsSocket) and sock.pending():
             return False
         poll = new_poll()
         for each in (sock, self._reader):
@@ -129,7 +129,7 @@ class BaseConnection:
 
 def certificate_end(sock: socket.socket) -> float | None:
     """When the peer's certificate ends, in seconds since 1970. None: there is none, or it was not verified."""
-    certificate = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
+    certificate = sock.getpeercert() if isinstance(sock, TlsSocket) else None
     end = certificate.get("notAfter") if certificate else None
     return float(ssl.cert_time_to_seconds(end)) if isinstance(end, str) else None
 
@@ -154,7 +154,7 @@ class ReplyReader:
         """The replies that are complete by now. Raises the error that ends the connection."""
         try:
             data = sock.recv(READ_SIZE)
-            while isinstance(sock, ssl.SSLSocket) and sock.pending():
+            while isinstance(sock, TlsSocket) and sock.pending():
                 data += sock.recv(READ_SIZE)
         except WOULD_BLOCK:
             return
@@ -180,7 +180,7 @@ class SocketStream(BaseConnection):
         self._sock, self._parser, self._clock = sock, parser, clock
         self._timeout = float("-inf")  # of the socket, as last set; -inf: not set yet
         self._received = 0  # bytes of all replies but the usual ones
-        self._is_plain = not isinstance(sock, ssl.SSLSocket)  # os.write() to the descriptor is possible
+        self._is_plain = not isinstance(sock, TlsSocket)  # os.write() to the descriptor is possible
         finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
 
     def call(self, data: bytes, deadline: float) -> Any:
@@ -299,8 +299,8 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if tls is not None:
-                sock = tls.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)
-                shake_hands(sock, max(deadline - clock(), 0.001))
+                sock = tls_sock = TlsSocket(sock, tls, address.host)
+                tls_sock.shake_hands(deadline - clock())
         except OSError as failure:
             sock.close()
             error = failure
@@ -310,20 +310,6 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
         else:
             return sock
     raise error
-
-
-def shake_hands(sock: ssl.SSLSocket, seconds: float) -> None:
-    """Begin TLS. OpenSSL ignores some messages, and the socket's timeout starts again with each: a server could keep
-    this busy for ever. So another thread ends the connection at the deadline."""
-    timer = threading.Timer(seconds, socket.socket.shutdown, (sock, socket.SHUT_RDWR))
-    timer.daemon = True
-    sock.settimeout(seconds)
-    with suppress(RuntimeError):  # at interpreter exit no thread can be started
-        timer.start()
-    try:
-        sock.do_handshake()
-    finally:
-        timer.cancel()
 
 
 def resolve_address(address: SocketAddress, seconds: float) -> list[Target]:

@@ -1,0 +1,123 @@
+"""TLS over a socket, through memory: what `ssl.SSLSocket` does, with a bounded number of bytes at a time.
+
+OpenSSL ignores some messages, such as session tickets, and reads on. From a socket it would read as long as the server
+sends them: no timeout ends that, and under asyncio it would stop the loop.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+_READ_SIZE: Final = 16_384  # bytes: tickets of so many take OpenSSL some ten milliseconds
+
+
+class TlsSocket(socket.socket):
+    """Takes the descriptor of a connected socket, and begins with `shake_hands`. One thread at a time may use it."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str | None) -> None:
+        timeout = sock.gettimeout()
+        super().__init__(sock.family, sock.type, sock.proto, sock.detach())
+        self.settimeout(timeout)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._decrypted = bytearray()
+        self._ended = False  # the server will send nothing more
+        self._unsent, self._accepted = b"", 0  # encrypted, and how many bytes of the caller's that is
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        return self._tls.context
+
+    def getpeercert(self) -> Mapping[str, Any] | None:
+        return self._tls.getpeercert()
+
+    def shake_hands(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        try:
+            while True:
+                try:
+                    self._tls.do_handshake()
+                    return
+                except ssl.SSLWantReadError:
+                    self._set_timeout_until(until)
+                    super().sendall(self._outgoing.read())
+                    self._set_timeout_until(until)
+                    self._receive()
+        finally:
+            with suppress(OSError):
+                super().sendall(self._outgoing.read())  # the last message, or what the client refuses
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        if not self._decrypted and not self._ended:
+            self._read_until_decrypted()
+        data = bytes(self._decrypted[:size])
+        del self._decrypted[:size]
+        return data
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
+        data = self.recv(size or len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def pending(self) -> int:
+        """The number of bytes that `recv` returns without reading from the server."""
+        return len(self._decrypted)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        self._tls.write(data)
+        super().sendall(self._outgoing.read())
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """After a BlockingIOError, call it again with the same data; more may follow it."""
+        if not self._unsent:
+            self._accepted = self._tls.write(data)
+            self._unsent = self._outgoing.read()
+        while self._unsent:
+            self._unsent = self._unsent[super().send(self._unsent) :]
+        return self._accepted
+
+    def _read_until_decrypted(self) -> None:
+        began = time.monotonic()
+        self._receive()
+        self._decrypt()
+        if self._decrypted or self._ended:
+            return
+        timeout = self.gettimeout()
+        if timeout == 0:
+            raise ssl.SSLWantReadError("nothing but messages of TLS itself was received")
+        try:
+            while not (self._decrypted or self._ended):
+                if timeout is not None:
+                    self._set_timeout_until(began + timeout)
+                self._receive()
+                self._decrypt()
+        finally:
+            self.settimeout(timeout)
+
+    def _receive(self) -> None:
+        if data := super().recv(_READ_SIZE):
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+    def _decrypt(self) -> None:
+        try:
+            while data := self._tls.read(_READ_SIZE):
+                self._decrypted += data
+                if not (self._incoming.pending or self._tls.pending()):
+                    return
+            self._ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLEOFError:  # many servers close without saying so
+            self._ended = True
+
+    def _set_timeout_until(self, until: float) -> None:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError("the server sent only messages of TLS itself until the deadline")
+        self.settimeout(left)
