@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -208,6 +210,34 @@ GRANT = {
     "refused": [],
     "trace": None,
 }
+
+
+def test_tls_handshake_without_end_is_ended_at_the_deadline(monkeypatch):
+    """OpenSSL ignores these messages and reads on: no timeout of a socket ends that."""
+    monkeypatch.setattr(server_api, "_TIMEOUT", 0.3)
+    hung_up = threading.Event()
+
+    def serve() -> None:
+        with suppress(TimeoutError):
+            while True:
+                connection, _ = listener.accept()
+                end = time.monotonic() + 10
+                try:
+                    with connection:
+                        connection.recv(1024)
+                        while time.monotonic() < end:
+                            connection.sendall(b"\x16\x03\x03\x00\x04\0\0\0\0" * 1000)  # HelloRequest
+                except OSError:
+                    hung_up.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(2)
+        server = threading.Thread(target=serve)
+        server.start()
+        with pytest.raises(Unavailable):
+            ServerApi(f"https://127.0.0.1:{listener.getsockname()[1]}").get("/v1/stats")
+        assert hung_up.is_set() or hung_up.wait(1)
+        server.join()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from leasehold.core.texts import server_text
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.url import parse_url, read_api_key
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.runtime.net.tls_socket import TlsSocket
 
 _TIMEOUT: Final = 5.0
 _MAX_BODY: Final = 4 * 1024 * 1024
@@ -81,7 +83,7 @@ class ServerApi:
             self._connection = (
                 http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
                 if self._url.tls is None
-                else http.client.HTTPSConnection(host, port, timeout=_TIMEOUT, context=self._url.tls)
+                else _TlsConnection(host, port, self._url.tls)
             )
             self._connection.response_class = _Response
         headers = {"Accept": "application/json", "User-Agent": f"leasehold/{__version__}"}
@@ -116,6 +118,19 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError("not a number of JSON")
     return number
+
+
+class _TlsConnection(http.client.HTTPConnection):
+    default_port = http.client.HTTPS_PORT
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=_TIMEOUT)
+        self._context = context
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = tls = TlsSocket(self.sock, self._context, self.host)
+        tls.shake_hands(_TIMEOUT)
 
 
 class _Response(http.client.HTTPResponse):

@@ -37,20 +37,27 @@ class TlsSocket(socket.socket):
         return self._tls.getpeercert()
 
     def shake_hands(self, seconds: float) -> None:
+        """Closes the socket if that fails."""
         until = time.monotonic() + seconds
         try:
-            while True:
-                try:
-                    self._tls.do_handshake()
-                    return
-                except ssl.SSLWantReadError:
-                    self._set_timeout_until(until)
-                    super().sendall(self._outgoing.read())
-                    self._set_timeout_until(until)
-                    self._receive()
-        finally:
+            while not self._has_shaken_hands():
+                self._set_timeout_until(until)
+                super().sendall(self._outgoing.read())
+                self._set_timeout_until(until)
+                self._receive()
+            super().sendall(self._outgoing.read())
+        except BaseException:
             with suppress(OSError):
-                super().sendall(self._outgoing.read())  # the last message, or what the client refuses
+                super().sendall(self._outgoing.read())  # what the client refuses
+            self.close()
+            raise
+
+    def _has_shaken_hands(self) -> bool:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         if not self._decrypted and not self._ended:
