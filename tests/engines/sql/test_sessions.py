@@ -201,6 +201,30 @@ def test_callers_that_come_first_let_the_others_have_turns() -> None:
     assert second == first + 5
 
 
+def test_forked_child_gives_the_connection_to_no_caller_of_its_parent() -> None:
+    """Such a caller never releases it, so every later call of the child would wait until its deadline."""
+
+    async def main() -> bool:
+        runtime = Loop()
+        mutex, deadline = FairMutex(runtime, "engine"), runtime.now() + 60
+
+        async def wait(first: bool) -> None:
+            await mutex.acquire(mutex.new_caller(), deadline, first=first)
+
+        await wait(False)
+        waiting = [asyncio.create_task(wait(first)) for first in (False, True)]
+        await asyncio.sleep(0)
+        mutex.after_fork()
+        caller = mutex.new_caller()
+        await mutex.acquire(caller, deadline)
+        mutex.release(caller)
+        for each in waiting:
+            each.cancel()
+        return mutex.is_free
+
+    assert asyncio.run(main())
+
+
 def make_claim(secret: str, token: int = 0) -> Claim:
     return Claim("", "job", secret, hash_id(secret), Holder(secret), 60.0, token=token)
 
