@@ -137,6 +137,24 @@ def test_long_queue_is_not_read_by_plans_made_while_it_was_shorter(database, mak
     )
 
 
+def test_usual_hand_off_needs_no_general_decision(database, make_driver) -> None:
+    """`hand_off.sql` decides it in a third of the statements."""
+    driver = make_driver(database.url())
+    driver.engine._attempts = 1  # not at random: far from a sweep
+    holder, *queue = driver.acquire(driver.claim()), *(driver.claim(queue=True) for _ in range(3))
+    for waiter in queue:
+        assert isinstance(driver.attempt(waiter), Busy)
+    for function in ("lh_contend_v1", "lh_advance_v1"):
+        database.ask(f"alter function {{s}}.{function} rename to {function}_unused")
+    for _ in range(4):
+        driver.release(holder)
+        holder = driver.acquire(queue.pop(0))
+        queue.append(driver.claim(queue=True))
+        assert driver.attempt(queue[-1]).position == 2
+    query = "select proname from pg_proc where proname ~ 'contend_v1$|advance_v1$' and pronamespace = %s::regnamespace"
+    assert not database.ask(query, f'"{database.schema}"'), "a call missed one, and the client created them again"
+
+
 def insert_grants(database, first: int, last: int, expires_at: int) -> None:
     """Insert a grant for each name `held-N`, without a client."""
     database.ask(

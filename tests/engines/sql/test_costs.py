@@ -29,12 +29,14 @@ def test_dead_claims_that_were_passed_over_leave_a_lasting_queue(sql, make_drive
     driver = make_driver(sql.url())
     driver.acquire(driver.claim())
     driver.attempt(driver.claim(queue=True))
-    for ticket in (-2, -1):
-        values = f"'', 'job', true, {ticket}, 'dead{ticket}', '', 'l', 'h', 1, 'p', 'exclusive', 0, 1, 1"
+    for ticket, until in ((-3, 2**60), (-2, 1), (-1, 1)):
+        values = f"'', 'job', true, {ticket}, 'passed{ticket}', '', 'l', 'h', 1, 'p', 'exclusive', 0, 1, {until}"
         sql.ask(f"insert into {{s}}.lh_waiter values ({values})")
     for _ in range(16):
         assert driver.attempt(driver.claim(queue=True)).position, "a claim that joins behind others decides nothing"
-    assert sql.ask("select count(*) from {s}.lh_waiter") == [(17,)]
+    assert sql.ask("select count(*) from {s}.lh_waiter") == [(18,)]
+    left = sql.ask("select id_hash from {s}.lh_waiter where ticket < 0")
+    assert left == [("passed-3",)], "one whose client is alive keeps its place"
 
 
 @pytest.mark.parametrize("waiters", [2, 30])
