@@ -141,6 +141,13 @@ def test_call_that_other_claims_wait_for_is_made_before_those_that_begin(sql, ma
     wait_until(lambda: driver.registry.waiting[waiter.id_hash].woken)
     driver.acquire(waiter)
     assert calls == [("attempt", False), ("release", True), ("attempt", True)]
+    calls.clear()
+    behind = driver.claim(queue=True)
+    driver.attempt(behind)
+    driver.registry.on_notification("recheck", behind.id_hash, 0.0, None)
+    driver.attempt(behind)
+    run_sync(driver.engine.decline(behind, driver.deadline()))
+    assert calls == [("attempt", False), ("attempt", True), ("decline", True)]
 
 
 def test_connection_goes_first_to_callers_that_others_wait_for() -> None:
