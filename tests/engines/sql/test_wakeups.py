@@ -27,6 +27,18 @@ def test_only_the_head_of_a_long_queue_is_woken_to_recheck(sql, make_driver) -> 
     ]  # the watchdog wakes a waiter at position 0
 
 
+def test_heartbeat_of_a_passed_over_waiter_makes_it_attempt(sql, make_driver) -> None:
+    """Also if others are ahead of it: it has no place in the queue until it attempts."""
+    driver = make_driver(sql.url())
+    driver.acquire(driver.claim())
+    queue = [driver.claim(queue=True) for _ in range(3)]
+    for claim in queue:
+        driver.attempt(claim)
+    sql.ask("update {s}.lh_waiter set passed = true where id_hash = %s", queue[1].id_hash)
+    replies = run_sync(driver.engine.renew(queue, driver.deadline()))
+    assert [bool(reply.position) for reply in replies] == [False, False, True]
+
+
 def test_killed_waiter_is_passed_over(sql, wait_until) -> None:
     doomed = sql.named_url("doomed")
     with Client(sql.url()) as client, Client(sql.url()) as third:
