@@ -7,10 +7,14 @@ import threading
 import pytest
 
 from leasehold import Client
+from leasehold.core.queue_entry import Notification
 from leasehold.engines.sqlite import connection as connection_module
+from leasehold.engines.sqlite import engine as engine_module
 from leasehold.engines.sqlite import rows
 from leasehold.engines.sqlite.boot_clock import BootClock
+from leasehold.engines.sqlite.connection import NeedsSync
 from leasehold.engines.sqlite.engine import open_with_clock
+from leasehold.model import Busy
 from tests.support import probe
 
 SYNCED, NOT_SYNCED = 2, 1
@@ -98,6 +102,67 @@ def test_uncontended_pair_takes_eight_statements(path, has_waited) -> None:
         probe.engine(client)._connection._db.set_trace_callback(statements.append)
         client.lock("a").acquire().release()
         assert len(statements) == 8
+
+
+@pytest.fixture
+def decisions(monkeypatch) -> list[str]:
+    """The names whose state the engine loaded, because it had something to decide."""
+    original, found = engine_module.RowLockState.__init__, list[str]()
+
+    def load(self, db, boot_clock, namespace, name, *args) -> None:
+        found.append(name)
+        original(self, db, boot_clock, namespace, name, *args)
+
+    monkeypatch.setattr(engine_module.RowLockState, "__init__", load)
+    return found
+
+
+def test_hand_offs_of_a_crowd_load_no_queue_and_are_pushed(path, make_driver, wait_until, decisions) -> None:
+    driver = make_driver(f"sqlite://{path}")
+    holder, *queue = (
+        driver.acquire(driver.claim(process_bound=True)),
+        *(driver.claim(queue=True, process_bound=True) for _ in range(3)),
+    )
+    for waiter in queue:
+        assert isinstance(driver.attempt(waiter), Busy)
+    decisions.clear()
+    for _ in range(4):
+        driver.release(holder)
+        wait_until(lambda: driver.registry.waiting[queue[0].id_hash].woken)
+        holder = driver.acquire(queue.pop(0))
+        queue.append(driver.claim(queue=True, process_bound=True))
+        assert driver.attempt(queue[-1]).position == 2
+        assert driver.registry.waiting[queue[-1].id_hash].holders, "it would not notice that its holder has ended"
+    assert not decisions
+
+
+def test_pairs_after_a_crowd_load_no_queue(path, make_driver, decisions) -> None:
+    driver = make_driver(f"sqlite://{path}")
+    holder, waiter = driver.acquire(driver.claim(process_bound=True)), driver.claim(queue=True, process_bound=True)
+    driver.attempt(waiter)
+    driver.release(holder)
+    driver.release(driver.acquire(waiter))
+    decisions.clear()
+    for _ in range(3):
+        driver.release(driver.acquire(driver.claim(queue=True, process_bound=True)))
+    assert not decisions
+
+
+def test_transaction_repeated_with_a_sync_notifies_once(path, make_driver, monkeypatch) -> None:
+    """It finds out that it must wait for the disk after it has made notifications."""
+    driver, sent, runs = make_driver(f"sqlite://{path}"), [], []
+    driver.acquire(driver.claim())
+    monkeypatch.setattr(driver.engine._wakeup_socket, "send", lambda *args, **_: bool(sent.append(args)) or True)
+
+    def decide(_db, notifications) -> None:
+        runs.append(driver.engine._connection.synced)
+        notifications.append(("", "job", Notification("client", "recheck", "waiter")))
+        if not driver.engine._connection.synced:
+            raise NeedsSync
+
+    driver.engine._decide(decide, driver.deadline())
+    assert runs == [False, True]
+    assert len(sent) == 1
 
 
 def test_break_waits_for_the_disk(path, levels) -> None:

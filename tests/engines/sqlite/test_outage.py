@@ -15,7 +15,9 @@ import pytest
 
 from leasehold import Client, LeaseLost, Unavailable
 from leasehold.engines.sqlite import connection as file_module
+from leasehold.engines.sqlite.connection import DatabaseLocked
 from leasehold.engines.sqlite.fast_path import acquire_uncontended
+from leasehold.runtime.base import run_sync
 from tests.support import probe
 
 
@@ -239,3 +241,28 @@ def test_clients_can_open_the_file_while_others_are_busy(url) -> None:
             for thread in threads:
                 thread.join(30)
     assert len(file_module._NEVER_CLOSED) == connections_before
+
+
+def test_calls_that_find_the_file_locked_retry_as_often_as_one(path, make_driver, monkeypatch) -> None:
+    """And none sleeps beyond its deadline."""
+    driver, now, pauses = make_driver(f"sqlite://{path}"), [0.0], []
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        pauses.append(seconds)
+
+    def find_it_locked(_deadline: float) -> None:
+        raise DatabaseLocked
+
+    monkeypatch.setattr(driver.runtime, "now", lambda: now[0])
+    monkeypatch.setattr(driver.runtime, "sleep", sleep)
+    monkeypatch.setattr(driver.runtime, "random", lambda: 1.0)
+    for others, longest in ((0, 0.01), (20, 0.21)):
+        pauses.clear()
+        driver.engine._retrying = set(range(others))
+        until = now[0] + 1.0
+        with pytest.raises(Unavailable, match="locked by other processes"):
+            run_sync(driver.engine._run_with_retry(until, find_it_locked))
+        assert max(pauses) == pytest.approx(longest)
+        assert now[0] == pytest.approx(until)
+        assert driver.engine._retrying == set(range(others))

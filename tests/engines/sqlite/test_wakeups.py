@@ -12,6 +12,7 @@ from pathlib import Path
 
 from leasehold import Client
 from leasehold.core.timing import RESERVATION_TTL
+from leasehold.engines.sqlite import wakeup_socket
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
 from tests.support import probe
 from tests.support.timing import check_elapsed, check_seconds
@@ -221,3 +222,22 @@ def test_socket_without_listener_thread_is_not_announced(url, path, monkeypatch)
         monkeypatch.setattr(runtime, "start_thread", refuse)
         assert probe.engine(client)._wakeup_socket.ensure_bound(runtime) == ""
         assert not list(Path(f"{path}-wakeup").iterdir())
+
+
+def test_client_that_was_reached_is_remembered_until_a_probe_fails(url, monkeypatch) -> None:
+    """A claim that joins need not probe the clients ahead of it each time."""
+    monkeypatch.setattr(wakeup_socket, "_MAX_REACHED", 3)
+    with Client(url) as one, Client(url) as two:
+        one.lock("a").acquire().release()
+        two.lock("a").acquire().release()
+        address, prober = probe.engine(one)._wakeup_socket.address, probe.engine(two)._wakeup_socket
+        assert prober.is_reachable(address)
+        reached_at = prober._reached_at[address]
+        probe.engine(one)._wakeup_socket.unlink_socket()
+        assert prober.is_reachable(address, since=reached_at)
+        assert not prober.is_reachable(address, since=reached_at + 0.001)
+        assert not prober.is_reachable(address, since=reached_at)
+        monkeypatch.setattr(prober, "_call_with_path", lambda *_: None)
+        for number in range(10):
+            assert prober.is_reachable(f"{number}")
+        assert len(prober._reached_at) <= 3
