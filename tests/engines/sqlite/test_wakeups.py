@@ -241,3 +241,33 @@ def test_client_that_was_reached_is_remembered_until_a_probe_fails(url, monkeypa
         for number in range(10):
             assert prober.is_reachable(f"{number}")
         assert len(prober._reached_at) <= 3
+
+
+def test_claims_that_join_remember_a_probe_for_a_moment_only(url, make_driver, monkeypatch) -> None:
+    driver, other, now = make_driver(url), make_driver(url), [0.0]
+    monkeypatch.setattr(driver.runtime, "now", lambda: now[0])
+    driver.acquire(driver.claim())
+    other.attempt(other.claim(queue=True))
+    assert driver.attempt(driver.claim(queue=True)).position == 1
+    other.engine._wakeup_socket.unlink_socket()
+    now[0] = 0.04
+    assert driver.attempt(driver.claim(queue=True)).position == 2
+    now[0] = 0.06
+    assert driver.attempt(driver.claim(queue=True)).position == 2, "the head was not passed over"
+
+
+def test_release_probes_the_next_client_that_was_just_reached(url, make_driver, monkeypatch) -> None:
+    """Before it reserves the name for its waiter: that one would be passed over by another transaction."""
+    driver, other, now, sent = make_driver(url), make_driver(url), [0.0], list[str]()
+    monkeypatch.setattr(driver.runtime, "now", lambda: now[0])
+    holder = driver.acquire(driver.claim())
+    other.attempt(other.claim(queue=True))
+    second = driver.claim(queue=True)
+    driver.attempt(second)
+    own, gone = driver.engine._wakeup_socket, other.engine._wakeup_socket.address
+    other.engine._wakeup_socket.unlink_socket()
+    now[0] = 0.01
+    monkeypatch.setattr(own, "send", lambda *args, **_: bool(sent.append(args[2].client)) or True)
+    driver.release(holder)
+    assert gone not in sent
+    assert sent == [own.address]
