@@ -243,6 +243,17 @@ def test_client_that_was_reached_is_remembered_until_a_probe_fails(url, monkeypa
         assert len(prober._reached_at) <= 3
 
 
+def test_removed_socket_is_replaced_when_a_claim_queues(url, make_driver) -> None:
+    """Else the claim would be queued with an address that no client can reach, and passed over."""
+    holder, driver = make_driver(url), make_driver(url)
+    held = holder.acquire(holder.claim())
+    driver.attempt(driver.claim("other"))
+    driver.engine._wakeup_socket.unlink_socket()
+    driver.attempt(driver.claim(queue=True))
+    holder.release(held)
+    assert [each.state for each in holder.inspect() if each.name == "job"] == ["reserved"]
+
+
 def test_claims_that_join_remember_a_probe_for_a_moment_only(url, make_driver, monkeypatch) -> None:
     driver, other, now = make_driver(url), make_driver(url), [0.0]
     monkeypatch.setattr(driver.runtime, "now", lambda: now[0])
