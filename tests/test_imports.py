@@ -190,6 +190,7 @@ ALLOWED = {
         "files",
         "model",
         "runtime.base",
+        "runtime.net",
         "server",
         "telemetry",
     },

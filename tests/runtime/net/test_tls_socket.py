@@ -12,15 +12,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import hiredis
 import pytest
 
 from harness.servers.process import poll
-from leasehold.runtime.net.blocking import WOULD_BLOCK, SocketAddress, connect_socket
+from leasehold.runtime.net.blocking import WOULD_BLOCK, ReplyReader, SocketAddress, connect_socket
+from leasehold.runtime.net.tls_socket import TlsSocket
 from leasehold.runtime.threads import boot_clock
 from tests.support.certificates import Authority
 
 TICKETS = 600  # that the server sends after the handshake: two hundred bytes each
 READ_AT_ONCE = 65_536
+LAST = b"+bye\r\n"  # the server sends it back, together with the end of TLS, and leaves the socket open
 
 
 def unread(sock: socket.socket) -> int:
@@ -41,12 +44,14 @@ class TlsServer:
         self._listener.bind(self._path)
         self._listener.listen()
 
-    def connect(self, tickets: int = 0) -> socket.socket:
+    def connect(self, tickets: int = 0) -> TlsSocket:
         self._context.num_tickets = tickets
         threading.Thread(target=self._serve, daemon=True).start()
         context = ssl.create_default_context(cafile=self.authority.cert)
         address = SocketAddress("localhost", path=self._path)
-        return connect_socket(address, context, boot_clock, boot_clock() + 20.0)
+        sock = connect_socket(address, context, boot_clock, boot_clock() + 20.0)
+        assert isinstance(sock, TlsSocket)
+        return sock
 
     def _serve(self) -> None:
         connection, _ = self._listener.accept()
@@ -62,6 +67,8 @@ class TlsServer:
                         shaken = True
                     while received := tls.read(READ_AT_ONCE):
                         tls.write(received)
+                        if received == LAST:
+                            tls.unwrap()  # raises SSLWantReadError: the client has not said the same
                 connection.sendall(outgoing.read())
 
     def close(self) -> None:
@@ -111,3 +118,17 @@ def test_more_than_the_kernel_accepts_is_sent_in_order(server) -> None:
             sock.settimeout(20)
             received += sock.recv(READ_AT_ONCE)
     assert received == data
+
+
+def test_end_that_comes_with_the_last_reply_is_noticed(server) -> None:
+    """No more bytes come from the kernel: an event loop that waited for some would wait for ever."""
+    with server.connect() as sock:
+        sock.sendall(LAST)
+        poll(lambda: unread(sock) > len(LAST), 20, lambda: "the reply has arrived")
+        sock.settimeout(0)
+        replies = ReplyReader(hiredis.Reader()).read_available(sock)
+        assert next(replies) == b"bye"
+        with pytest.raises(ConnectionResetError):
+            next(replies)
+        assert sock.is_ready()
+        assert sock.recv(100) == b""

@@ -61,6 +61,8 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self, reading: Any, writing: Any, _: Any, timeout: float | None = None
     ) -> tuple[list[Any], list[Any], Any]:
         """One `poll` call; kazoo's own method creates and closes an epoll object each time."""
+        if decrypted := [sock for sock in reading if isinstance(sock, TlsSocket) and sock.is_ready()]:
+            return decrypted, [], []
         poll, by_fd = new_poll(), {}
         for flag, sockets in ((POLLIN, reading), (POLLOUT, writing)):
             for sock in sockets:

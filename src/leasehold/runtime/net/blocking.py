@@ -83,7 +83,7 @@ class SelfPipe:
     def wait_woken(self, sock: socket.socket, seconds: float) -> bool:
         """Wait until `sock` is readable (False) or a wake-up arrives, which is consumed (True). TimeoutError: neither
         within `seconds`."""
-        if isinstance(sock, TlsSocket) and sock.pending():
+        if isinstance(sock, TlsSocket) and sock.is_ready():
             return False
         poll = new_poll()
         for each in (sock, self._reader):
@@ -168,6 +168,8 @@ class ReplyReader:
             yield reply
         if self._size > MAX_REPLY_SIZE:
             raise ConnectionAbortedError("the reply exceeds 8 MiB")
+        if isinstance(sock, TlsSocket) and sock.ended:
+            raise ConnectionResetError("the server closed the connection")
 
 
 class SocketStream(BaseConnection):
@@ -256,6 +258,8 @@ class SocketStream(BaseConnection):
     def quiet(self) -> bool:
         """Whether nothing has arrived since the last reply. Else the server closed the connection or is out of step:
         do not use it again."""
+        if isinstance(self._sock, TlsSocket) and self._sock.is_ready():
+            return False
         poll = new_poll()
         poll.register(self._sock, POLLIN)
         return not poll.poll(0)

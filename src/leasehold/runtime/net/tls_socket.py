@@ -75,6 +75,15 @@ class TlsSocket(socket.socket):
         """The number of bytes that `recv` returns without reading from the server."""
         return len(self._decrypted)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the server will send nothing more. `poll` does not show it: that was read together with data."""
+        return self._ended
+
+    def is_ready(self) -> bool:
+        """Whether `recv` returns at once, whatever `poll` says."""
+        return bool(self._decrypted) or self._ended
+
     def sendall(self, data: Any, flags: int = 0) -> None:
         self._tls.write(data)
         super().sendall(self._outgoing.read())
@@ -90,8 +99,11 @@ class TlsSocket(socket.socket):
 
     def _read_until_decrypted(self) -> None:
         began = time.monotonic()
-        self._receive()
-        self._decrypt()
+        if self._incoming.pending:  # such as what came with the end of the handshake
+            self._decrypt()
+        if not (self._decrypted or self._ended):
+            self._receive()
+            self._decrypt()
         if self._decrypted or self._ended:
             return
         timeout = self.gettimeout()
