@@ -16,7 +16,15 @@ import hiredis
 import pytest
 
 from harness.servers.process import poll
-from leasehold.runtime.net.blocking import WOULD_BLOCK, ReplyReader, SocketAddress, connect_socket
+from leasehold.engines.zookeeper.connection import KazooHandler
+from leasehold.runtime.net.blocking import (
+    WOULD_BLOCK,
+    ReplyReader,
+    SelfPipe,
+    SocketAddress,
+    SocketStream,
+    connect_socket,
+)
 from leasehold.runtime.net.tls_socket import TlsSocket
 from leasehold.runtime.threads import boot_clock
 from tests.support.certificates import Authority
@@ -132,3 +140,15 @@ def test_end_that_comes_with_the_last_reply_is_noticed(server) -> None:
             next(replies)
         assert sock.is_ready()
         assert sock.recv(100) == b""
+
+
+def test_end_that_comes_with_the_last_reply_is_seen_before_poll_shows_it(server) -> None:
+    """By the pool of connections, by a listener, and by kazoo."""
+    with server.connect() as sock:
+        stream = SocketStream(sock, hiredis.Reader(), boot_clock)
+        assert stream.call(LAST, boot_clock() + 20) == b"bye"
+        assert not stream.quiet()
+        self_pipe = SelfPipe()
+        assert not self_pipe.wait_woken(sock, 0.0)
+        self_pipe.close()
+        assert KazooHandler().select([sock], [], [], 0.0) == ([sock], [], [])
