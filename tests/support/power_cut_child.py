@@ -15,21 +15,21 @@ import sys
 import time
 
 from leasehold import Client, NotAcquired
-from leasehold.engines.sqlite import connection, rows
+from tests.support import probe_sqlite
 
 CEILING_STEP = 20_000  # tokens, that is 20 ms: the ceiling is raised often
 CHECKPOINT_PAGES = 60  # the log is checkpointed and restarted often
 
 
 def checkpoint_often() -> None:
-    connect = connection.SqliteConnection._connect
+    connect = getattr(*probe_sqlite.CONNECT)
 
     def connect_and_set(self):
         db = connect(self)
         db.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
         return db
 
-    connection.SqliteConnection._connect = connect_and_set
+    setattr(*probe_sqlite.CONNECT, connect_and_set)
 
 
 def run(url: str, facts: str, seconds: float, seed: int) -> None:
@@ -59,6 +59,6 @@ def run(url: str, facts: str, seconds: float, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    rows._CEILING_STEP = CEILING_STEP
+    setattr(*probe_sqlite.CEILING_STEP, CEILING_STEP)
     checkpoint_often()
     run(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))

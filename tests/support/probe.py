@@ -1,22 +1,27 @@
 """What tests read and change inside a client: the only place that knows where it is kept.
 
-A test that needs more adds a function here, so that a rename in `client/` changes one file of the tests.
+There is one such module per subject: this one for the client, `probe_sqlite.py` for that engine, and so on. A test that
+needs more adds a function there, so that a rename in `src/` changes one file of the tests.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from collections import deque
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from leasehold import AsyncClient, Client
+from leasehold import AsyncClient, Client, MultiLock
+from leasehold.client import base, lease_document
 from leasehold.client.core import ClientCore
+from leasehold.client.election import BaseElection
 from leasehold.client.held_locks import HeldLocks
-from leasehold.client.lease import BaseLease, Renewal
+from leasehold.client.lease import BaseLease, Renewal, Validity
+from leasehold.client.lock import BaseLock
 from leasehold.client.watchdog import Watchdog
-from leasehold.config import EngineConfig
+from leasehold.config import ClientOptions, EngineConfig
 from leasehold.core.timing import NEVER
 from leasehold.engines.registry import ClaimRegistry, PendingRelease, Waiter
-from leasehold.model import Alive, Claim, Gone
-from leasehold.runtime.base import Runtime
+from leasehold.model import Alive, Claim, Gone, Reason
+from leasehold.runtime.base import Runtime, run_sync
 
 
 class HasCore(Protocol):
@@ -28,14 +33,41 @@ class HasCore(Protocol):
 AnyClient: TypeAlias = Client | AsyncClient | HasCore
 
 
+class Place(NamedTuple):
+    """Where something private is kept: `monkeypatch.setattr(*place, other)` replaces it, `getattr(*place)` reads it."""
+
+    owner: Any  # a module, a class or an object
+    name: str
+
+    def of(self, owner: object) -> Place:
+        """The same of another owner: of one object rather than its class."""
+        return Place(owner, self.name)
+
+
+# Steps that tests watch, or during which they do harm.
+DRAIN_IN_FLIGHT = Place(ClientCore, "_drain_in_flight")  # at the end, wait for the attempts under way
+END_LOST = Place(BaseLease, "_end_lost")
+IS_OUTDATED = Place(BaseLease, "_is_outdated")  # whether a renewal's answer is older than what the lease knows
+ON_RENEWAL = Place(BaseLease, "_on_renewal")  # called with each answer to a renewal
+OPEN_ENGINE = Place(Watchdog, "_open_engine")
+ROLLBACK = Place(BaseLease, "_rollback")  # called for each lease of a multilock that was not granted in full
+RUN_ONCE = Place(Watchdog, "_run_once")
+SEND_HEARTBEATS = Place(Watchdog, "_send_heartbeats")
+SEND_RENEWALS = Place(Watchdog, "_send_renewals")  # of leases, and heartbeats
+USE_TICKET = Place(lease_document, "_use_ticket")  # of a lease's document, which only one may take over
+
+
+# -------------------------------------------------------------- the client
+
+
 def core(client: AnyClient) -> ClientCore:
     """What all leases of the client share."""
     return client._core
 
 
-def engine(client: AnyClient) -> Any:
-    """The engine of the caller's thread or loop; the watchdog has its own."""
-    return client._core._engine
+def engine(client: AnyClient | Any) -> Any:
+    """The engine of the caller's thread or loop; the watchdog has its own. An engine is returned as it is."""
+    return client._core._engine if hasattr(client, "_core") else client
 
 
 def engine_state(client: AnyClient) -> dict[str, Any]:
@@ -52,13 +84,70 @@ def client_id(client: AnyClient) -> str:
     return client._core.registry.client_id
 
 
+# ------------------------------------------------------------ the watchdog
+
+
 def watchdog(client: AnyClient) -> Watchdog:
     return client._core.watchdog
+
+
+def watchdog_engine(client: AnyClient) -> Any:
+    """The watchdog's own instance of the engine; None until it needs one."""
+    return client._core.watchdog._engine
+
+
+def watchdog_runtime(client: AnyClient) -> Runtime:
+    return client._core.watchdog._runtime
+
+
+def watchdog_has_ended(client: AnyClient) -> bool:
+    """Whether the thread has ended after `stop`."""
+    ended = client._core.watchdog._stopped_signal
+    return ended is not None and bool(run_sync(ended.wait(0.0)))
+
+
+def watchdog_wakes_at(client: AnyClient) -> float:
+    """When the watchdog does its next work; NEVER while it works."""
+    return client._core.watchdog._wakes_at
+
+
+def new_leases(client: AnyClient) -> dict[str, Any]:
+    """The leases that the watchdog was given, and has not planned yet."""
+    return client._core.watchdog._new_leases
+
+
+def planned_expiries(client: AnyClient) -> int:
+    """How many leases the watchdog will end when their time is over."""
+    return len(client._core.watchdog._expiries)
+
+
+def planned_renewals(client: AnyClient) -> int:
+    return len(client._core.watchdog._renewals)
+
+
+def next_planned_renewal(client: AnyClient) -> float:
+    return client._core.watchdog._next_renewal_at()
+
+
+def pretend_last_call_took(client: AnyClient, seconds: float) -> None:
+    """As if a call of the watchdog had taken this long. It then has a connection."""
+    client._core.watchdog._last_answer = seconds
+
+
+def send_due_heartbeats(client: AnyClient) -> None:
+    """The watchdog's step for waiters."""
+    watchdog = client._core.watchdog
+    run_sync(watchdog._send_heartbeats(watchdog._runtime))
 
 
 def watchdog_sleeps(client: AnyClient) -> bool:
     """Whether the watchdog has planned its next work, and sleeps until then."""
     return client._core.watchdog._wakes_at < NEVER
+
+
+def next_heartbeat(client: AnyClient) -> float | None:
+    """When the watchdog sends the waiters' next heartbeat; None while there is none to send."""
+    return client._core.watchdog._next_heartbeat_at
 
 
 def runtime(client: AnyClient) -> Runtime:
@@ -73,9 +162,39 @@ def is_closed(client: AnyClient) -> bool:
     return client._core.closed
 
 
+def rebase(client: Client | AsyncClient, floor: int) -> int:
+    """Let tokens continue far above all others and `floor`, as `leasehold rebase` does."""
+    return run_sync(client._rebase(floor))
+
+
 def held_locks(client: AnyClient) -> HeldLocks:
     """The locks that threads and tasks have entered by `with`."""
     return client._core.held_locks
+
+
+def held_lock_entries(client: AnyClient) -> dict[Any, Any]:
+    """What `held_locks` keeps, by holder and name. Empty if nothing is left behind."""
+    return client._core.held_locks._held
+
+
+def replace_held_lock_entries(client: AnyClient, entries: dict[Any, Any]) -> None:
+    client._core.held_locks._held = entries
+
+
+def client_options(client: Client | AsyncClient) -> ClientOptions:
+    """The options that the client was made with, with defaults filled in."""
+    return client._options
+
+
+def live_core(key: int) -> ClientCore | None:
+    """The core with this `id`, if the hooks at fork and exit would find it."""
+    known = base._CORES.get(key)
+    return None if known is None else known()
+
+
+def callback_runtime(client: AnyClient) -> Runtime:
+    """What starts the thread of the client's callbacks."""
+    return client._core.callbacks._runtime
 
 
 def waiters(client: AnyClient) -> list[Waiter]:
@@ -107,9 +226,22 @@ def unreleased_names(client: AnyClient) -> set[str]:
     return {claim.name for claim in [*to_release, *(pending.claim for pending in pending_releases(client))]}
 
 
+def failed_releases(client: AnyClient) -> int:
+    """How many retries of pending releases have failed in a row."""
+    return client._core.watchdog._release_failures
+
+
+def replace_releases(client: AnyClient, queue: deque[Any]) -> None:
+    """Put this queue in place of the one with the claims that the watchdog still has to release."""
+    client._core.watchdog._to_release = queue
+
+
 def wake_watchdog(client: AnyClient) -> None:
     """Make the watchdog do now what is due."""
     client._core.watchdog.wake_by(-1.0)
+
+
+# --------------------------------------------------------------- the lease
 
 
 def renewed_at(lease: BaseLease) -> float:
@@ -144,6 +276,43 @@ def trusted_until(lease: BaseLease) -> float:
     return lease._validity.valid_until
 
 
+def validity(lease: BaseLease) -> Validity:
+    """All that says how long the lease is trusted."""
+    return lease._validity
+
+
+def replace_validity(lease: BaseLease, validity: Validity) -> None:
+    lease._validity = validity
+
+
+def replace_claim(lease: BaseLease, claim: Claim) -> None:
+    """Set what the next renewals send."""
+    lease._claim = claim
+
+
+def drop_callbacks(lease: BaseLease) -> None:
+    """Forget whom to notify of the end."""
+    lease._callbacks = None
+
+
+def max_hold_ends_at(lease: BaseLease) -> float:
+    return lease._max_hold_at
+
+
+def has_final_state(lease: BaseLease) -> bool:
+    """Whether the lease's end was recorded, rather than found by comparing the clock."""
+    return lease._final_state is not None
+
+
+def callers_of_wait_lost(lease: BaseLease) -> int:
+    return len(lease._signals or ())
+
+
+def depth(lease: BaseLease) -> int:
+    """How many times the lease of a reentrant lock is held."""
+    return lease._depth
+
+
 def renewal_claim(lease: BaseLease, ttl: float | None = None) -> Claim:
     """The claim that a renewal sends. `ttl`: another one, asked for by hand."""
     return lease._claim_for_renewal(ttl)
@@ -152,3 +321,41 @@ def renewal_claim(lease: BaseLease, ttl: float | None = None) -> Claim:
 def answer_renewal(lease: BaseLease, asked_at: float, claim: Claim, reply: Alive | Gone | Any) -> None:
     """Pass an answer of the engine to the lease, as the watchdog does."""
     lease._on_renewal(Renewal(asked_at, claim, reply))
+
+
+def end_lost(lease: BaseLease, reason: Reason) -> None:
+    """End the lease as lost, as the watchdog or an attempt does that learns of it."""
+    lease._end_lost(reason)
+
+
+def invalidate(lease: BaseLease) -> None:
+    """As if the lease had been released: nothing renews it, and nothing releases it."""
+    lease._invalidate("released")
+
+
+# ----------------------------------------------- locks, multilocks, elections
+
+
+def new_claim(lock: BaseLock[Any]) -> Claim:
+    """A claim as the lock would make it for an attempt."""
+    return lock._new_claim()
+
+
+def client_of(lock: BaseLock[Any]) -> Any:
+    """The client that made the lock."""
+    return lock._client
+
+
+def sorted_locks(multilock: MultiLock) -> list[Any]:
+    """The locks in the order in which they are acquired."""
+    return list(multilock._sorted_locks)
+
+
+def lock_of(election: BaseElection[Any]) -> Any:
+    """The lock whose holder leads."""
+    return election._lock
+
+
+def term(election: BaseElection[Any]) -> Any:
+    """The lease of the leader; None while this candidate does not lead."""
+    return election._term

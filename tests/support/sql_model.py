@@ -23,6 +23,7 @@ from leasehold.engines.postgresql import schema as postgresql_schema
 from leasehold.engines.sql.codec import holdings, micros, seconds
 from leasehold.errors import Mismatch
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holder
+from tests.support import probe_lock_state
 
 PG_FAKES = """
 create table model.world (now bigint not null);
@@ -129,7 +130,7 @@ class SqlModel:
         context = Context(self.now, lambda: self.counter.next(0), lambda client: client not in self.unreachable)
         lock_state = self.lock_state or LockState(self.now, kind, limit)
         lock_state.holders = dict(sorted(lock_state.holders.items()))  # on a tie the server shows the older grant
-        lock_state._next_waiter_scan = self.now  # the server ignores expired waiters in every call
+        probe_lock_state.plan_waiter_scan(lock_state, self.now)  # the server ignores expired waiters in every call
         try:
             answer, notifications = verb(lock_state, context)
         except Mismatch as error:

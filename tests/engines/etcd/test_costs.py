@@ -9,12 +9,11 @@ import pytest
 
 from harness.servers.etcd import Counters
 from leasehold import AsyncClient, Client
-from leasehold.client.watchdog import Watchdog
 from leasehold.core import timing
 from leasehold.engines.etcd.leases import MAX_POOLED, EtcdLease
 from leasehold.engines.etcd.queue import make_queue_key, view_txn
-from leasehold.engines.etcd.waiter_leases import WaiterLeases
 from leasehold.model import Claim
+from tests.support import probe, probe_etcd
 
 
 def test_acquire_release_pair_costs_two_calls_and_reuses_leases(url, member, claims) -> None:
@@ -40,19 +39,19 @@ def test_handoff_cost_is_independent_of_queue_length(url, member, waiters, claim
     monkeypatch.setattr(timing, "recheck_interval", lambda position: 600.0)
     heartbeats: list[Claim] = []
     kept_alive: list[EtcdLease] = []  # by the watch thread, every second
-    send_renewals, send_keep_alive = Watchdog._send_renewals, WaiterLeases._send
+    send_renewals, send_keep_alive = getattr(*probe.SEND_RENEWALS), getattr(*probe_etcd.SEND_KEEP_ALIVE)
 
     def recorded_keep_alive(waiter_leases, connection, lease, now):
         kept_alive.append(lease)
         send_keep_alive(waiter_leases, connection, lease, now)
 
-    monkeypatch.setattr(WaiterLeases, "_send", recorded_keep_alive)
+    monkeypatch.setattr(*probe_etcd.SEND_KEEP_ALIVE, recorded_keep_alive)
 
     async def recorded(watchdog, runtime, claims, *args):
         heartbeats.extend(claims)
         return await send_renewals(watchdog, runtime, claims, *args)
 
-    monkeypatch.setattr(Watchdog, "_send_renewals", recorded)
+    monkeypatch.setattr(*probe.SEND_RENEWALS, recorded)
 
     async def main() -> dict[str, float]:
         async with AsyncClient(url) as one, AsyncClient(url) as two:
@@ -101,7 +100,7 @@ async def wait_until_idle(member) -> None:
 def test_view_of_an_exclusive_claim_sorts_its_queue_only_twice(url) -> None:
     """etcd reads all keys of a sorted range, whatever the limit is: each of them costs 1.5 us for each waiter."""
     with Client(url) as client:
-        claims = [lock._new_claim() for lock in (client.lock("job"), client.semaphore("job", 2))]
+        claims = [probe.new_claim(lock) for lock in (client.lock("job"), client.semaphore("job", 2))]
     sorted_ranges = [
         sum(bool(op.range and op.range.sort_target) for op in view_txn(make_queue_key("", claim), 7).success)
         for claim in claims

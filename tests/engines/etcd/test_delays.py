@@ -19,7 +19,7 @@ from leasehold.engines.etcd.delays import DelayTracker
 from leasehold.engines.etcd.queue import Entry, EntryValue
 from leasehold.engines.etcd.watch import Watcher
 from leasehold.model import Busy, Grant, Holder
-from tests.support import probe
+from tests.support import probe, probe_etcd
 from tests.support.timing import check_elapsed, check_seconds
 
 DELAY = 2.0
@@ -67,7 +67,7 @@ def test_missed_release_is_found_in_watch_history(url, make_driver) -> None:
     """The waiter re-checks and the holder is gone. Only etcd's history shows that it was a release."""
     holder, other = make_driver(url), make_driver(url)
     held, waiting = holder.acquire(holder.claim(delay=300.0)), other.claim(queue=True)
-    other.engine._client_state.watcher.watch_conflict = lambda *_, **__: None
+    probe_etcd.watcher(other.engine).watch_conflict = lambda *_, **__: None
     assert isinstance(other.attempt(waiting), Busy)
     holder.release(held)
     busy = other.attempt(waiting)
@@ -88,7 +88,7 @@ def granted_within(driver, claim, seconds: float) -> bool:
 def test_delay_is_waited_out_when_history_is_compacted(url, make_driver, member, monkeypatch) -> None:
     holder, other = make_driver(url), make_driver(url)
     held, waiting = holder.acquire(holder.claim(delay=DELAY)), other.claim(queue=True)
-    watcher, watch_history = other.engine._client_state.watcher, Watcher.watch_history
+    watcher, watch_history = probe_etcd.watcher(other.engine), Watcher.watch_history
     monkeypatch.setattr(watcher, "watch_conflict", lambda *_, **__: None)
     assert isinstance(other.attempt(waiting), Busy)
     holder.release(held)
@@ -180,13 +180,13 @@ def test_holder_vanishing_while_a_waiter_enqueues_keeps_its_delay(
     known = set(claims())
     holder.acquire(holder.claim(**kind, **held, delay=DELAY))
     (second,) = set(claims()) - known
-    requeue, began = EtcdAttempt._requeue_as_waiter, list[float]()
+    requeue, began = getattr(*probe_etcd.REQUEUE_AS_WAITER), list[float]()
 
     async def vanish_then_requeue(attempt: EtcdAttempt):
         began.append(revoke_lease_of(second))
         return await requeue(attempt)
 
-    monkeypatch.setattr(EtcdAttempt, "_requeue_as_waiter", vanish_then_requeue)
+    monkeypatch.setattr(*probe_etcd.REQUEUE_AS_WAITER, vanish_then_requeue)
     waiting = other.claim(queue=True, **kind)
     assert isinstance(other.attempt(waiting), Busy)
     holder.release(kept)
@@ -205,7 +205,7 @@ def test_delay_of_a_vanished_grant_is_kept_if_its_events_were_missed(
         second.claim(queue=True, delay=DELAY),
         last.claim(queue=True),
     )
-    monkeypatch.setattr(last.engine._client_state.watcher, "watch_conflict", lambda *_, **__: None)
+    monkeypatch.setattr(probe_etcd.watcher(last.engine), "watch_conflict", lambda *_, **__: None)
     assert isinstance(second.attempt(next_claim), Busy)
     assert isinstance(last.attempt(waiting), Busy)
     first.release(held)
@@ -292,7 +292,7 @@ def test_optimistic_claim_that_gives_up_leaves_no_delay(url, make_driver, monkey
         last.claim(queue=True),
     )
     monkeypatch.setattr(
-        optimist.engine._client_state.leases, "get", once_only(optimist.engine._client_state.leases.get)
+        probe_etcd.state(optimist.engine).leases, "get", once_only(probe_etcd.state(optimist.engine).leases.get)
     )
     with pytest.raises(RuntimeError):
         optimist.attempt(optimistic_claim)

@@ -119,7 +119,7 @@ def test_lock_of_a_dead_holder_is_granted_although_the_leader_dies(cluster, url,
         asked = time.monotonic()
         lease = holder.lock("job", ttl=3).acquire(wait=20)  # a busy machine may have the first grant too late
         probe.watchdog(holder).unwatch(probe.claim(lease).id_hash)  # like a killed process: the lease is not renewed
-        lease._invalidate("released")
+        probe.invalidate(lease)
         cluster.leader().kill()
         successor = eventually(lambda: other.lock("job").acquire(wait=20), 40)
         assert time.monotonic() - asked >= 3.0

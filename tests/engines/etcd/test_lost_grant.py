@@ -10,6 +10,7 @@ from leasehold import Unavailable
 from leasehold.engines.etcd import queue
 from leasehold.engines.etcd.client_state import claim_key
 from leasehold.model import Alive, Busy, Grant
+from tests.support import probe_etcd
 
 DELAY = 3.0
 
@@ -136,4 +137,4 @@ def test_waiter_is_renewed_when_the_answer_to_its_requeue_was_lost(url, member, 
         other.attempt(waiter)
     assert isinstance(other.attempt(waiter), Busy)
     ((_, lease_id),) = [(key, lease) for key, lease in claims().items() if key != held_key]
-    assert other.engine._client_state.claim_states[claim_key(waiter)].key_lease.id == lease_id
+    assert probe_etcd.state(other.engine).claim_states[claim_key(waiter)].key_lease.id == lease_id

@@ -19,6 +19,7 @@ from leasehold.engines.etcd.release import EtcdRelease
 from leasehold.engines.etcd.rpc import LeaseNotFound, RpcClient
 from leasehold.model import Alive, Grant
 from leasehold.runtime.base import run_sync
+from tests.support import probe_etcd
 from tests.support.timing import check_elapsed
 
 
@@ -80,7 +81,7 @@ def test_attempt_executed_twice_is_one_grant(url, member, make_driver, monkeypat
     """The first answer is lost, so the client repeats an attempt that etcd has already executed."""
     driver = make_driver(url)
     run_sync(driver.engine.ping(driver.deadline()))
-    original, lost = RpcClient._try_once, []
+    original, lost = getattr(*probe_etcd.TRY_ONCE), []
 
     async def try_once(self, method, body, deadline):
         answer = await original(self, method, body, deadline)
@@ -89,7 +90,7 @@ def test_attempt_executed_twice_is_one_grant(url, member, make_driver, monkeypat
             return None, []
         return answer
 
-    monkeypatch.setattr(RpcClient, "_try_once", try_once)
+    monkeypatch.setattr(*probe_etcd.TRY_ONCE, try_once)
     claim = driver.claim(queue=queue, **shape)
     grant = driver.attempt(claim)
     assert isinstance(grant, Grant), "the claim was queued behind itself"
@@ -131,11 +132,11 @@ def test_late_release_does_not_end_another_claim(url, member, make_driver) -> No
     second = driver.claim()
     second = second._replace(id_hash=first.id_hash[:2] + second.id_hash[2:])  # the same tag
     driver.acquire(first)
-    claim_state = driver.engine._client_state.claim_states[claim_key(first)]
+    claim_state = probe_etcd.state(driver.engine).claim_states[claim_key(first)]
     late = queue.dequeue_txn(claim_state.queue_key, claim_state.create_revision)
     driver.release(first)
     second = driver.acquire(second)
-    assert driver.engine._client_state.claim_states[claim_key(second)].queue_key.key == claim_state.queue_key.key
+    assert probe_etcd.state(driver.engine).claim_states[claim_key(second)].queue_key.key == claim_state.queue_key.key
     assert not run_sync(driver.engine.rpc.call(messages.TXN, late, driver.deadline())).succeeded
     assert isinstance(driver.renew(second), Alive)
 
@@ -147,7 +148,7 @@ def test_revoked_lease_in_the_pool_is_replaced(url, member, make_driver) -> None
     driver.release(driver.acquire(driver.claim(ttl=10.0)))
     held = driver.acquire(driver.claim(ttl=20.0))
     for lease in member.leases() - leases_before:
-        if lease != driver.engine._client_state.claim_states[claim_key(held)].key_lease.id:
+        if lease != probe_etcd.state(driver.engine).claim_states[claim_key(held)].key_lease.id:
             member.revoke(lease)
     longer = driver.renew(held._replace(ttl=60.0))
     assert isinstance(longer, Alive)
@@ -162,7 +163,7 @@ def test_cooling_key_stays_when_the_answer_to_its_write_is_lost(url, make_driver
     """The repeated write finds that the key has changed: by the first try. It must not undo that."""
     driver = make_driver(url)
     held = driver.acquire(driver.claim(delay=20.0) if how == "break" else driver.claim(min_hold=20.0))
-    original, lost = RpcClient._try_once, []
+    original, lost = getattr(*probe_etcd.TRY_ONCE), []
 
     async def try_once(self, method, body, deadline):
         answer = await original(self, method, body, deadline)
@@ -171,7 +172,7 @@ def test_cooling_key_stays_when_the_answer_to_its_write_is_lost(url, make_driver
             return None, []
         return answer
 
-    monkeypatch.setattr(RpcClient, "_try_once", try_once)
+    monkeypatch.setattr(*probe_etcd.TRY_ONCE, try_once)
     if how == "break":
         assert run_sync(driver.engine.break_("", "job", held.token, driver.deadline()))
     else:
@@ -186,11 +187,11 @@ def test_lease_released_twice_at_once_is_pooled_once(url, make_driver) -> None:
     """The client's close() and its watchdog may both send a pending release. A lease carries one claim at a time."""
     driver = make_driver(url)
     held = driver.acquire(driver.claim())
-    state = driver.engine._client_state
+    state = probe_etcd.state(driver.engine)
     releases = [EtcdRelease(state, driver.engine.rpc, driver.runtime, held, driver.deadline()) for _ in range(2)]
     claim_state = state.claim_states[claim_key(held)]
     for release in releases:
-        run_sync(release._release_leases(claim_state))
+        probe_etcd.release_leases(release, claim_state)
     first, second = (run_sync(state.leases.get(driver.engine.rpc, 30, driver.deadline())) for _ in range(2))
     assert first.id != second.id
 

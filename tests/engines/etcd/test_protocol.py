@@ -38,6 +38,7 @@ from leasehold.model import Gone, Grant, Holder, Holding
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe_etcd
 from tests.support.client_fixtures import run_interrupted
 from tests.support.timing import check_elapsed
 
@@ -225,10 +226,10 @@ def test_keys_of_several_pages_are_listed_once_and_as_of_the_first_page(monkeypa
     ("kind", "data"),
     [
         (messages.EmptyMessage, b"\x0a\x01\x08\x10\x01"),  # the integer of the header is behind its end
-        (messages.EmptyMessage, b"\x0a" + messages._varint(-11)),  # the header ends where its field begins
-        (messages.KeyValue, b"\x0a\x01\x03\x0a" + messages._varint(-12)),  # the key ends inside an earlier one
+        (messages.EmptyMessage, b"\x0a" + probe_etcd.varint(-11)),  # the header ends where its field begins
+        (messages.KeyValue, b"\x0a\x01\x03\x0a" + probe_etcd.varint(-12)),  # the key ends inside an earlier one
         (messages.EmptyMessage, b"\x10" + b"\x80" * 9),  # an unknown integer
-        (messages.EmptyMessage, b"\x12" + messages._varint(-11)),  # an unknown text ends where its field begins
+        (messages.EmptyMessage, b"\x12" + probe_etcd.varint(-11)),  # an unknown text ends where its field begins
     ],
 )
 def test_field_that_leaves_its_message_is_refused(kind: type, data: bytes) -> None:
@@ -284,14 +285,14 @@ def test_garbled_reply_is_never_a_grant_and_never_a_crash(monkeypatch, make_driv
     grant = run_sync(holder.engine.attempt(held, holder.deadline()))
     assert isinstance(grant, Grant)
     run_sync(other.engine.ping(other.deadline()))
-    original, rng, garbling = RpcClient._decode_reply, random.Random(7), [False]
+    original, rng, garbling = getattr(*probe_etcd.DECODE_REPLY), random.Random(7), [False]
 
     def decode_reply(self, method, payloads):
         if garbling[0] and self is other.engine.rpc:
             payloads = [garble(message, rng) for message in payloads]
         return original(self, method, payloads)
 
-    monkeypatch.setattr(RpcClient, "_decode_reply", decode_reply)
+    monkeypatch.setattr(*probe_etcd.DECODE_REPLY, decode_reply)
     for _ in range(150):
         claim = other.claim(queue=queue, **shape)
         garbling[0] = True
@@ -467,7 +468,8 @@ def test_invalid_reply_is_unavailable_within_the_deadline(reply: bytes) -> None:
 def open_calls(*calls: GrpcStream) -> Iterator[GrpcConnection]:
     """A connection on which these calls, 1, 3, 5 and so on, wait for their replies."""
     connection = GrpcConnection(Threads(), "etcd", False)
-    connection._socket, server = socket.socketpair()
+    sock, server = socket.socketpair()
+    probe_etcd.use_socket(connection, sock)
     for call in calls:
         connection.start(call, "/", b"", b"", True)
     with server:
@@ -519,7 +521,7 @@ def test_client_waits_until_a_closed_window_opens(wait_until) -> None:
     )
     with rpc_to(server) as (rpc, runtime):
         connection = run_sync(rpc.get_connection(runtime.now() + 5))
-        wait_until(lambda: connection._initial_stream_window == 0)
+        wait_until(lambda: probe_etcd.initial_stream_window(connection) == 0)
         assert run_sync(rpc.call(messages.LEASE_TTL, messages.LeaseId(5), runtime.now() + 2)) == LEASE_LIFE
         message = frames.encode_message(messages.encode(messages.LeaseId(5)))
         for offset, size in ((0, 3), (3, 2), (5, len(message) - 5)):
@@ -617,11 +619,11 @@ def test_server_error_message_is_truncated_and_sanitized() -> None:
 def test_connection_out_of_stream_ids_is_replaced(make_driver, url) -> None:
     driver = make_driver(url)
     driver.release(driver.acquire(driver.claim()))
-    first = driver.engine.rpc._connection
-    first._next_stream_id = frames.MAX_INT31 - 2
+    first = probe_etcd.connection(driver.engine)
+    probe_etcd.use_up_stream_ids(first)
     for _ in range(3):
         driver.release(driver.acquire(driver.claim()))
-    assert driver.engine.rpc._connection is not first
+    assert probe_etcd.connection(driver.engine) is not first
 
 
 @pytest.mark.extended
@@ -675,10 +677,9 @@ def test_write_to_a_slow_reader_works_on_a_high_file_descriptor() -> None:
     try:
         with rpc_to(FakeServer()) as (rpc, runtime):
             connection = run_sync(rpc.get_connection(runtime.now() + 5))
-            assert connection._socket.fileno() > 1024
-            connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            with connection._mutex:
-                connection._write(encode_frame(frames.PING, frames.ACK, 0, bytes(8)) * 60_000)
+            assert probe_etcd.socket_of(connection).fileno() > 1024
+            probe_etcd.socket_of(connection).setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            probe_etcd.write(connection, encode_frame(frames.PING, frames.ACK, 0, bytes(8)) * 60_000)
             assert connection.failure is None
     finally:
         for each in files:

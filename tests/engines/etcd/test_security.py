@@ -21,8 +21,7 @@ from harness.servers.folders import scratch
 from harness.servers.process import free_ports
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.etcd.grpc.connect import tls_handshake
-from leasehold.runtime.base import run_sync
-from tests.support import probe
+from tests.support import probe, probe_etcd
 from tests.support.timing import check_elapsed
 
 
@@ -61,7 +60,7 @@ def test_role_with_the_documented_permissions_suffices(start_member, enable_user
         with client.lock("m", min_hold=2):
             pass
         assert client.once("k", lambda: 1) == other.once("k", lambda: 2) == 1
-        run_sync(client._rebase(0))
+        probe.rebase(client, 0)
     with pytest.raises(ConfigError) as denied, Client(url.replace("/app", "/elsewhere")) as client:
         client.lock("job").acquire()
     assert "s3cr" not in str(denied.value)
@@ -95,11 +94,11 @@ def test_watch_refused_for_an_expired_login_is_restarted(start_member, enable_us
     url = enable_users(member, "app")
     with Client(url, call_timeout=8) as client, Client(url, call_timeout=8) as other:
         lease = client.lock("job", ttl=60).acquire()
-        eventually(lambda: probe.engine_state(client)["etcd"].watcher._open_stream)
+        eventually(lambda: probe_etcd.watch_stream(client))
         other.ping()
         member.restart()
         other.ping()
-        eventually(lambda: probe.engine_state(client)["etcd"].watcher._open_stream)
+        eventually(lambda: probe_etcd.watch_stream(client))
         began = time.monotonic()
         assert other.break_lock("job", token=lease.token)
         eventually(lambda: not lease.held)

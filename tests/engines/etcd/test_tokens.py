@@ -10,6 +10,7 @@ from leasehold import Client, ConfigError, LeaseLost, Unsupported
 from leasehold.engines.etcd.leases import LeasePool
 from leasehold.model import Busy
 from leasehold.runtime.base import run_sync
+from tests.support import probe
 
 
 def test_rebase_raises_tokens_and_keeps_held_leases(url) -> None:
@@ -18,17 +19,17 @@ def test_rebase_raises_tokens_and_keeps_held_leases(url) -> None:
         with client.lock("a") as lease:
             old = lease.token
         floor = old + 10**12
-        assert run_sync(other._rebase(floor)) == floor
+        assert probe.rebase(other, floor) == floor
         with client.lock("a") as lease:
             assert lease.token > floor, "a client that knew the old base used it"
         before.renew()
         assert client.inspect("kept")[0].token == before.token, "the token of a held lease changed"
         assert other.break_lock("kept", token=before.token)
-        assert run_sync(other._rebase(0)) > floor
+        assert probe.rebase(other, 0) > floor
         with pytest.raises(ConfigError):
-            run_sync(other._rebase(2**53 - 1))
+            probe.rebase(other, 2**53 - 1)
     with Client("memory://") as client, pytest.raises(Unsupported):
-        run_sync(client._rebase(0))
+        probe.rebase(client, 0)
 
 
 def test_base_that_is_not_a_number_is_a_config_error(url, member, prefix) -> None:
@@ -36,7 +37,7 @@ def test_base_that_is_not_a_number_is_a_config_error(url, member, prefix) -> Non
     with Client(url) as client:
         with pytest.raises(ConfigError, match="rebase"):
             client.lock("a").acquire()
-        run_sync(client._rebase(0))
+        probe.rebase(client, 0)
     with Client(url) as client, client.lock("a"):
         pass
 
@@ -83,7 +84,7 @@ def test_restore_from_a_snapshot_is_detected_and_fixed_by_rebase(start_member, t
     with Client(url) as new:
         with new.lock("job") as lease:
             assert lease.token <= tokens[-1], "without a rebase, tokens repeat"
-        run_sync(new._rebase(0))
+        probe.rebase(new, 0)
         with new.lock("job") as lease:
             assert lease.token > tokens[-1]
 

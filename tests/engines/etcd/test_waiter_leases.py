@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from leasehold import Client
-from leasehold.client.watchdog import Watchdog
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.leases import EtcdLease
 from leasehold.engines.etcd.waiter_leases import WaiterLeases
@@ -23,7 +22,7 @@ def without_heartbeats(monkeypatch) -> None:
     async def send_none(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(Watchdog, "_send_heartbeats", send_none)
+    monkeypatch.setattr(*probe.SEND_HEARTBEATS, send_none)
 
 
 def test_killed_waiter_delays_the_queue_for_at_most_five_seconds(url, child, start_waiter, eventually) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from leasehold import Client, LeaseLost
 from leasehold.config import EngineConfig
-from leasehold.engines.etcd import watch
 from leasehold.engines.etcd.client_state import EtcdClientState
 from leasehold.engines.etcd.grpc import connect
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
@@ -20,7 +19,7 @@ from leasehold.engines.etcd.rpc import ClusterMemory, RpcClient
 from leasehold.engines.etcd.url import parse_url
 from leasehold.engines.etcd.watch import Watcher
 from leasehold.runtime.threads import Threads
-from tests.support import probe
+from tests.support import probe_etcd
 from tests.support.client_fixtures import run_interrupted
 from tests.support.timing import check_elapsed, check_seconds
 
@@ -30,18 +29,18 @@ WATCH_THREAD, CALL_THREAD = "leasehold-etcd-watch", "leasehold-etcd"
 STEPS: dict[str, tuple[Any, str, int]] = {  # what fails on the thread, and at which call
     "resolve": (RpcClient, "connect_unshared", 1),
     "connect": (connect, "open_socket", 1),
-    "preface": (GrpcConnection, "_write", 1),
+    "preface": (*probe_etcd.WRITE, 1),
     "headers": (GrpcConnection, "start", 1),
     "first request": (GrpcConnection, "send", 1),
     "start of the reader": (GrpcConnection, "make_reader", 1),
     "first read": (GrpcConnection, "receive", 1),
     "later read": (GrpcConnection, "receive", 3),
-    "first frame": (GrpcConnection, "_on_frame", 1),
+    "first frame": (*probe_etcd.ON_FRAME, 1),
     "first message": (Watcher, "handle_message", 1),
     "event": (EtcdClientState, "on_watch_event", 1),
     "timeout": (GrpcConnection, "poll_timeout", 1),
-    "due watches": (Watcher, "_send_due", 1),
-    "loop": (Watcher, "_seconds_until_needed", 1),
+    "due watches": (*probe_etcd.SEND_DUE, 1),
+    "loop": (*probe_etcd.SECONDS_UNTIL_NEEDED, 1),
 }
 
 
@@ -117,8 +116,7 @@ def test_waiters_are_notified_after_a_failure_before_the_first_read(monkeypatch,
 
 def test_waiters_are_notified_after_the_watch_socket_is_closed(monkeypatch, assert_notified_after) -> None:
     def close(connection: GrpcConnection, *_: object) -> None:
-        assert connection._socket is not None
-        connection._socket.close()
+        probe_etcd.socket_of(connection).close()
 
     assert_notified_after(fail_once(monkeypatch, WATCH_THREAD, (GrpcConnection, "poll_timeout", 2), close))
 
@@ -130,7 +128,7 @@ def test_unexpected_error_of_the_watch_thread_is_logged(monkeypatch, assert_noti
     assert "ValueError: injected" in caplog.text
 
 
-@pytest.mark.parametrize("function", ["receive", "_on_frame", "poll_timeout"])
+@pytest.mark.parametrize("function", ["receive", probe_etcd.ON_FRAME.name, "poll_timeout"])
 def test_calls_fail_at_once_when_their_reader_fails(function, url, monkeypatch, caplog) -> None:
     """A call whose reader failed is repeated on a new connection, and does not wait for its timeout."""
     step = (GrpcConnection, function, 2)
@@ -184,7 +182,7 @@ def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, s
         lease = holder.lock("job").acquire()
         waiting = start_waiter(client)
         mine = client.lock("mine").acquire()
-        eventually(lambda: probe.engine_state(client)["etcd"].watcher._open_stream)
+        eventually(lambda: probe_etcd.watch_stream(client))
         proxy.cut()
         lease.release()
         for number in range(5):
@@ -199,7 +197,7 @@ def test_waiter_survives_a_compaction(url, proxied_url, proxy, member, prefix, s
 
 def test_watch_stream_is_opened_only_for_long_holds(proxied_url, proxy, url, eventually, monkeypatch) -> None:
     with monkeypatch.context() as patch, Client(proxied_url) as client:
-        patch.setattr(watch, "_OWN_WATCH_DELAY", 600.0)  # more than a busy machine needs for a short hold
+        patch.setattr(*probe_etcd.OWN_WATCH_DELAY, 600.0)  # more than a busy machine needs for a short hold
         for _ in range(3):
             with client.lock("short"):
                 pass
@@ -223,13 +221,13 @@ def test_ctrl_c_while_watches_are_removed_breaks_no_later_step() -> None:
         watcher = Watcher(
             parse_url(EngineConfig.parse("etcd://host", 5.0)), Threads(), ClusterMemory(), lambda *_: None, list
         )
-        watcher._running = True  # no thread: this test takes its steps
+        probe_etcd.pretend_running(watcher)  # no thread: this test takes its steps
         watcher.watch_own(claim_key, b"own", 1)
         watcher.watch_conflict(claim_key, b"ahead", b"", 1, include_puts=False, is_next=True)
-        watcher._deferred = dict.fromkeys(watcher._deferred, 0.0)
+        probe_etcd.make_watches_due(watcher)
         interrupted = run_interrupted(number := number + 1, partial(watcher.unwatch, claim_key), "etcd/watch.py")
-        watcher._send_due()
+        probe_etcd.send_due_watches(watcher)
         watcher.unwatch(claim_key)
-        assert not watcher._deferred
-        assert not watcher._watches
+        assert not probe_etcd.deferred_watches(watcher)
+        assert not probe_etcd.watches(watcher)
     assert number > 10

@@ -8,14 +8,12 @@ import pytest
 
 from leasehold import Client
 from leasehold.core.queue_entry import Notification
-from leasehold.engines.sqlite import connection as connection_module
 from leasehold.engines.sqlite import engine as engine_module
-from leasehold.engines.sqlite import rows
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import NeedsSync
 from leasehold.engines.sqlite.engine import open_with_clock
 from leasehold.model import Busy
-from tests.support import probe
+from tests.support import probe, probe_sqlite
 
 SYNCED, NOT_SYNCED = 2, 1
 
@@ -23,7 +21,7 @@ SYNCED, NOT_SYNCED = 2, 1
 @pytest.fixture
 def levels(monkeypatch) -> list[int]:
     """The synchronous level of each write transaction that was committed and changed something."""
-    original, found = connection_module.SqliteConnection._transact, []
+    original, found = getattr(*probe_sqlite.TRANSACT), []
 
     def transaction(self, db, job, write):
         (level,) = db.execute("pragma synchronous").fetchone()
@@ -33,7 +31,7 @@ def levels(monkeypatch) -> list[int]:
             found.append(level)
         return answer
 
-    monkeypatch.setattr(connection_module.SqliteConnection, "_transact", transaction)
+    monkeypatch.setattr(*probe_sqlite.TRANSACT, transaction)
     return found
 
 
@@ -99,7 +97,7 @@ def test_uncontended_pair_takes_eight_statements(path, has_waited) -> None:
         if has_waited:
             probe.registry(client).shared["contended"] = True
         statements = []
-        probe.engine(client)._connection._db.set_trace_callback(statements.append)
+        probe_sqlite.database(client).set_trace_callback(statements.append)
         client.lock("a").acquire().release()
         assert len(statements) == 8
 
@@ -152,15 +150,15 @@ def test_transaction_repeated_with_a_sync_notifies_once(path, make_driver, monke
     """It finds out that it must wait for the disk after it has made notifications."""
     driver, sent, runs = make_driver(f"sqlite://{path}"), [], []
     driver.acquire(driver.claim())
-    monkeypatch.setattr(driver.engine._wakeup_socket, "send", lambda *args, **_: bool(sent.append(args)) or True)
+    monkeypatch.setattr(probe_sqlite.wakeups(driver.engine), "send", lambda *args, **_: bool(sent.append(args)) or True)
 
     def decide(_db, notifications) -> None:
-        runs.append(driver.engine._connection.synced)
+        runs.append(probe_sqlite.connection(driver.engine).synced)
         notifications.append(("", "job", Notification("client", "recheck", "waiter")))
-        if not driver.engine._connection.synced:
+        if not probe_sqlite.connection(driver.engine).synced:
             raise NeedsSync
 
-    driver.engine._decide(decide, driver.deadline())
+    probe_sqlite.decide(driver.engine, decide, driver.deadline())
     assert runs == [False, True]
     assert len(sent) == 1
 
@@ -177,7 +175,7 @@ def test_ceiling_of_tokens_is_raised_with_a_sync_once_per_step(path, levels, mon
     wall = [1000.0]
     here = BootClock.of_this_machine()
     clock = BootClock(here.machine, here.boot, here.time_namespace, wall=lambda: wall[0])
-    monkeypatch.setattr(rows, "_CEILING_STEP", 5_000_000)  # five seconds
+    monkeypatch.setattr(*probe_sqlite.CEILING_STEP, 5_000_000)  # five seconds
     with Client(f"sqlite://{path}", engine=lambda config, *args: open_with_clock(config, *args, clock)) as client:
         client.ping()
         levels.clear()
@@ -198,5 +196,5 @@ def test_every_write_waits_for_the_disk_if_the_boot_is_unknown(path, levels) -> 
 def test_log_is_moved_into_the_file_every_4000_pages(path) -> None:
     with Client(f"sqlite://{path}") as client:
         client.ping()
-        (pages,) = probe.engine(client)._connection._db.execute("pragma wal_autocheckpoint").fetchone()
+        (pages,) = probe_sqlite.database(client).execute("pragma wal_autocheckpoint").fetchone()
         assert pages == 4000  # a checkpoint waits for the disk, and is the only thing in a plain pair that does

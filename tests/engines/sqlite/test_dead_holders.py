@@ -9,17 +9,15 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from leasehold import Client, NotAcquired
-from leasehold.engines.sqlite import wakeup_socket
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.engine import open_with_clock
 from leasehold.model import Busy, Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
-from tests.support import probe
+from tests.support import probe, probe_sqlite
 from tests.support.timing import check_elapsed
 
 LONG = 600  # a ttl that ends no lease of these tests
@@ -27,11 +25,8 @@ LONG = 600  # a ttl that ends no lease of these tests
 
 def kill_socket(client: Client) -> None:
     """As the kernel does when the client's process ends: close its socket, and leave the file."""
-    bound = probe.engine(client)._wakeup_socket
-    path = bound._socket_path(bound.address)
-    bound._stop_flag.append(True)
-    bound._socket.shutdown(socket.SHUT_RDWR)
-    bound._socket.close()
+    path = str(probe_sqlite.wakeup_path(client))
+    probe_sqlite.stop_listener(client)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(ConnectionRefusedError):
         while True:  # until the listener has left the kernel
             sender.connect(path)
@@ -137,20 +132,20 @@ def test_waiter_behind_a_dead_head_follows_a_dead_holder(url) -> None:
         for each in (head, client):
             assert isinstance(attempt(each, queue=True), Busy)
         (waiter,) = probe.waiters(client)
-        assert not probe.engine(client)._should_attempt(waiter)
+        assert not probe_sqlite.should_attempt(client, waiter)
         kill_socket(holder)
         kill_socket(head)
-        assert probe.engine(client)._should_attempt(waiter)
+        assert probe_sqlite.should_attempt(client, waiter)
         assert isinstance(attempt(client, queue=True), Grant)
 
 
 def test_new_client_keeps_the_socket_of_a_dead_holder(url, monkeypatch) -> None:
     """The socket is old, so a new client would remove it, and with it the proof."""
-    monkeypatch.setattr(wakeup_socket, "_STALE_AFTER", -1.0)
+    monkeypatch.setattr(*probe_sqlite.STALE_AFTER, -1.0)
     with Client(url) as holder:
         attempt(holder)
         kill_socket(holder)
-        path = Path(probe.engine(holder)._wakeup_socket._socket_path(probe.engine(holder)._wakeup_socket.address))
+        path = probe_sqlite.wakeup_path(holder)
         with Client(url) as other:
             attempt(other, name="b")
             assert path.exists()
@@ -165,10 +160,10 @@ def test_new_client_keeps_the_socket_of_a_dead_holder(url, monkeypatch) -> None:
 def test_holder_with_a_removed_socket_is_not_dead(url) -> None:
     with Client(url) as holder, Client(url) as client:
         attempt(holder)
-        bound = probe.engine(holder)._wakeup_socket
+        bound = probe_sqlite.wakeups(holder)
         bound.unlink_socket()
         assert isinstance(attempt(client), Busy)
-        Path(bound._socket_path(bound.address)).write_text("not a socket")
+        probe_sqlite.wakeup_path(holder).write_text("not a socket")
         assert isinstance(attempt(client), Busy)
 
 
@@ -176,7 +171,7 @@ def test_holder_with_a_removed_socket_is_not_dead(url) -> None:
 def test_socket_that_cannot_be_asked_proves_nothing(url, monkeypatch, number) -> None:
     with Client(url) as holder, Client(url) as client:
         attempt(holder)
-        bound = probe.engine(client)._wakeup_socket
+        bound = probe_sqlite.wakeups(client)
         client.ping()
 
         def refuse(path: str) -> None:
@@ -185,8 +180,8 @@ def test_socket_that_cannot_be_asked_proves_nothing(url, monkeypatch, number) ->
         class Sender:
             connect = staticmethod(refuse)
 
-        monkeypatch.setattr(bound, "_sender_sockets", lambda: (Sender(), Sender()))
-        assert not bound.is_dead(probe.engine(holder)._wakeup_socket.address)
+        monkeypatch.setattr(*probe_sqlite.SENDER_SOCKETS.of(probe_sqlite.wakeups(client)), lambda: (Sender(), Sender()))
+        assert not bound.is_dead(probe_sqlite.wakeups(holder).address)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -199,10 +194,9 @@ def test_holder_whose_wakeup_thread_ended_is_not_dead(url, monkeypatch, wait_unt
             ended.append(threading.current_thread())
             raise BaseException  # nothing in the engine catches it
 
-        monkeypatch.setattr(wakeup_socket, "_dispatch", end)
-        bound = probe.engine(holder)._wakeup_socket
+        monkeypatch.setattr(*probe_sqlite.DISPATCH, end)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.sendto(b"x", bound._socket_path(bound.address))
+            sender.sendto(b"x", str(probe_sqlite.wakeup_path(holder)))
         wait_until(lambda: ended)
         ended[0].join(60)
         monkeypatch.undo()
@@ -213,8 +207,8 @@ def test_holder_whose_replaced_socket_comes_back_is_not_dead(url) -> None:
     """It was moved away and back, as its folder may be, and the holder has bound a new one in between."""
     with Client(url) as holder, Client(url) as client:
         attempt(holder)
-        bound = probe.engine(holder)._wakeup_socket
-        first = Path(bound._socket_path(bound.address))
+        bound = probe_sqlite.wakeups(holder)
+        first = probe_sqlite.wakeup_path(holder)
         moved = first.rename(first.with_suffix(".moved"))
         assert bound.ensure_bound(probe.runtime(holder)) != first.name
         moved.rename(first)
@@ -222,14 +216,14 @@ def test_holder_whose_replaced_socket_comes_back_is_not_dead(url) -> None:
 
 
 def test_client_whose_socket_is_removed_again_and_again_keeps_few_open(url, monkeypatch) -> None:
-    monkeypatch.setattr(wakeup_socket, "_MAX_RETIRED", 3)
+    monkeypatch.setattr(*probe_sqlite.MAX_RETIRED, 3)
     with Client(url) as client:
-        bound = probe.engine(client)._wakeup_socket
+        bound = probe_sqlite.wakeups(client)
         client.ping()
         for _ in range(8):
             bound.ensure_bound(probe.runtime(client))
             bound.unlink_socket()
-        assert len(bound._retired) == 3
+        assert probe_sqlite.retired_sockets(client) == 3
 
 
 def test_nothing_is_proved_if_the_boot_is_unknown(url) -> None:

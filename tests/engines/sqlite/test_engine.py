@@ -18,7 +18,7 @@ from leasehold.engines.sqlite.fast_path import acquire_uncontended
 from leasehold.model import Alive, Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
-from tests.support import probe
+from tests.support import probe, probe_sqlite
 
 
 def count_rows(path: str) -> int:
@@ -110,7 +110,7 @@ def test_abandoned_attempt_writes_nothing_or_is_undone(url, path, monkeypatch) -
         engine, flight = sqlite_engine(client), InFlightAttempt(sync=True)
         flight.abandoned = True  # before the worker starts the attempt
         with pytest.raises(Unavailable):
-            engine._attempt(claim, flight, math.inf)
+            probe_sqlite.attempt_on_worker(engine, claim, flight)
         assert count_rows(path) == 0
         flight = InFlightAttempt(sync=True)
 
@@ -119,7 +119,7 @@ def test_abandoned_attempt_writes_nothing_or_is_undone(url, path, monkeypatch) -
             return acquire_uncontended(*args)
 
         monkeypatch.setattr("leasehold.engines.sqlite.engine.acquire_uncontended", abandon_while_running)
-        assert isinstance(engine._attempt(claim, flight, math.inf), Grant)
+        assert isinstance(probe_sqlite.attempt_on_worker(engine, claim, flight), Grant)
         assert count_rows(path) == 0
 
 

@@ -10,15 +10,14 @@ import time
 import pytest
 
 from leasehold import AsyncClient, Client
-from leasehold.engines.sqlite import engine as engine_module
 from leasehold.engines.sqlite.connection import SqliteConnection
-from tests.support import probe
+from tests.support import probe_sqlite
 
 
 @pytest.fixture
 def threads(monkeypatch) -> list[threading.Thread]:
     """The thread of each transaction of an event loop's connection that was committed."""
-    original, found = SqliteConnection._transact, []
+    original, found = getattr(*probe_sqlite.TRANSACT), []
 
     def transact(self, *args):
         answer = original(self, *args)
@@ -26,7 +25,7 @@ def threads(monkeypatch) -> list[threading.Thread]:
             found.append(threading.current_thread())
         return answer
 
-    monkeypatch.setattr(SqliteConnection, "_transact", transact)
+    monkeypatch.setattr(*probe_sqlite.TRANSACT, transact)
     return found
 
 
@@ -60,7 +59,7 @@ def test_loop_runs_verbs_itself_unless_they_wait_for_the_disk(path, threads) -> 
 def test_loop_goes_on_while_a_thread_uses_its_connection(path, threads) -> None:
     async def body(client: AsyncClient) -> None:
         threads.clear()
-        mutex, taken, done = probe.engine(client)._connection._mutex, threading.Event(), threading.Event()
+        mutex, taken, done = probe_sqlite.connection_mutex(client), threading.Event(), threading.Event()
 
         def use() -> None:
             with mutex:
@@ -86,7 +85,7 @@ def test_loop_retries_while_another_process_is_in_a_transaction(path) -> None:
     async def body(client: AsyncClient) -> None:
         with Client(f"sqlite://{path}") as other:
             other.ping()
-            db = probe.engine(other)._connection._db
+            db = probe_sqlite.database(other)
             db.execute("begin immediate")
             acquiring = asyncio.create_task(client.lock("a").acquire())
             await asyncio.sleep(0.05)  # pause: the loop runs
@@ -98,7 +97,7 @@ def test_loop_retries_while_another_process_is_in_a_transaction(path) -> None:
 
 
 def test_thread_checkpoints_the_log_for_the_loop(path, monkeypatch) -> None:
-    monkeypatch.setattr(engine_module, "_CHECKPOINT_EVERY", 10)
+    monkeypatch.setattr(*probe_sqlite.CHECKPOINT_EVERY, 10)
     original, found = SqliteConnection.checkpoint, []
 
     def checkpoint(self) -> None:
@@ -113,7 +112,7 @@ def test_thread_checkpoints_the_log_for_the_loop(path, monkeypatch) -> None:
                 pass
         assert found
         assert threading.main_thread() not in found
-        (pages,) = probe.engine(client)._connection._db.execute("pragma wal_autocheckpoint").fetchone()
+        (pages,) = probe_sqlite.database(client).execute("pragma wal_autocheckpoint").fetchone()
         assert pages == 8000
 
     run(path, body)
@@ -133,7 +132,7 @@ def test_loop_leaves_a_full_socket_of_a_waiter_to_a_thread(path, monkeypatch) ->
             waiter.start()
             while len(await client.inspect("a")) < 2:
                 await asyncio.sleep(0.005)
-            senders, sent = probe.engine(client)._wakeup_socket._sender_sockets(), []
+            senders, sent = getattr(*probe_sqlite.SENDER_SOCKETS.of(probe_sqlite.wakeups(client)))(), []
 
             class FullSocket:
                 """The waiter's socket is full for as long as the loop sends."""
@@ -145,7 +144,7 @@ def test_loop_leaves_a_full_socket_of_a_waiter_to_a_thread(path, monkeypatch) ->
                     return senders[1].sendto(message, path)
 
             monkeypatch.setattr(
-                probe.engine(client)._wakeup_socket, "_sender_sockets", lambda: (senders[0], FullSocket())
+                *probe_sqlite.SENDER_SOCKETS.of(probe_sqlite.wakeups(client)), lambda: (senders[0], FullSocket())
             )
             await lease.release()
             began = time.monotonic()

@@ -12,7 +12,7 @@ import pytest
 
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.sqlite import connection as file_module
-from tests.support import probe
+from tests.support import probe_sqlite
 
 
 def test_forked_child_opens_its_own_connection(url, path, run_in_fork) -> None:
@@ -36,7 +36,7 @@ def test_forked_child_opens_its_own_connection(url, path, run_in_fork) -> None:
 def test_fork_during_transactions_of_other_threads_is_safe(url, path, run_in_fork) -> None:
     """The child gets a usable connection, and the parent's threads are not disturbed."""
     stopped = threading.Event()
-    errors, connections_before = [], len(file_module._NEVER_CLOSED)
+    errors, connections_before = [], probe_sqlite.connections_never_closed()
 
     def churn(client: Client, number: int) -> None:
         try:
@@ -52,7 +52,7 @@ def test_fork_during_transactions_of_other_threads_is_safe(url, path, run_in_for
             thread.start()
 
         def child() -> None:
-            assert len(file_module._NEVER_CLOSED) == connections_before
+            assert probe_sqlite.connections_never_closed() == connections_before
             for number in range(20):
                 with client.lock(f"child{number}"):
                     pass
@@ -70,41 +70,41 @@ def test_fork_during_transactions_of_other_threads_is_safe(url, path, run_in_for
 
 def test_client_cannot_open_the_file_while_process_forks(url) -> None:
     """A connection opened then, for example by a watchdog that starts, would not be closed before the fork."""
-    file_module._freeze_all()
+    probe_sqlite.freeze_all()
     with Client(url, call_timeout=0.2) as client:
         try:
             with pytest.raises(Unavailable):
                 client.ping()
         finally:
-            file_module._thaw_all()
+            probe_sqlite.thaw_all()
         client.ping()
 
 
 def test_each_of_two_forking_threads_thaws_its_own_connections(url, monkeypatch) -> None:
     """The second thread froze a connection made after the first thread froze its own. The first thread could not thaw
     it and thawed none of the others: no client of the process could open a file again."""
-    monkeypatch.setattr(file_module, "_FORK_TIMEOUT", 0.05)
+    monkeypatch.setattr(*probe_sqlite.FORK_TIMEOUT, 0.05)
     frozen, stopped = threading.Event(), threading.Event()
 
     def fork() -> None:
-        file_module._freeze_all()
+        probe_sqlite.freeze_all()
         frozen.set()
         stopped.wait(30)
-        file_module._thaw_all()
+        probe_sqlite.thaw_all()
 
     with Client(url) as client:
         client.ping()
-        file_module._freeze_all()
+        probe_sqlite.freeze_all()
         newcomer = Client(url)
         other = threading.Thread(target=fork)
         other.start()
         frozen.wait(30)
         try:
-            file_module._thaw_all()
+            probe_sqlite.thaw_all()
         finally:
             stopped.set()
             other.join(30)
-        assert not file_module._FORKS_IN_PROGRESS
+        assert not probe_sqlite.forks_in_progress()
         client.ping()
         newcomer.close()
 
@@ -114,12 +114,12 @@ def test_two_forking_threads_freeze_connections_in_same_order(url, monkeypatch) 
     orders: list[list[file_module.SqliteConnection]] = []
     monkeypatch.setattr(file_module.SqliteConnection, "freeze", lambda file: orders[-1].append(file))
     with Client(url), Client(url):
-        connections = file_module._all_connections()
+        connections = getattr(*probe_sqlite.ALL_CONNECTIONS)()
         for order in (connections, connections[::-1]):
             orders.append([])
-            monkeypatch.setattr(file_module, "_all_connections", order.copy)
-            file_module._freeze_all()
-            file_module._thaw_all()
+            monkeypatch.setattr(*probe_sqlite.ALL_CONNECTIONS, order.copy)
+            probe_sqlite.freeze_all()
+            probe_sqlite.thaw_all()
     assert orders[0] == orders[1]
 
 
@@ -149,7 +149,7 @@ def test_child_and_parent_see_the_same_locks_after_parent_closes(url, path, run_
 
 
 def test_child_forked_inside_a_transaction_is_refused(url, monkeypatch, run_in_fork) -> None:
-    monkeypatch.setattr(file_module, "_FORK_TIMEOUT", 0.05)
+    monkeypatch.setattr(*probe_sqlite.FORK_TIMEOUT, 0.05)
     with Client(url) as client:
         client.ping()
 
@@ -159,6 +159,6 @@ def test_child_forked_inside_a_transaction_is_refused(url, monkeypatch, run_in_f
             with Client(url) as other, pytest.raises(ConfigError, match="forked inside a transaction"):
                 other.ping()
 
-        probe.engine(client)._connection.run_transaction(lambda db: run_in_fork(child), math.inf)
+        probe_sqlite.connection(client).run_transaction(lambda db: run_in_fork(child), math.inf)
         with client.lock("a"):
             pass

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from leasehold import Client, ConfigError, Unavailable
-from leasehold.engines.sqlite.location import _mapped_errors as mapped
 from leasehold.engines.sqlite.location import remote_filesystem, resolve_path
 from leasehold.files import Folder
-from tests.support import probe
+from tests.support import probe, probe_sqlite
 
 
 def permissions(path: str | Path) -> int:
@@ -66,7 +65,10 @@ def test_third_slash_meant_for_the_working_directory_is_explained(tmp_path, monk
     assert str(refusal.value).endswith(f"for the working directory write sqlite://.{folder}/locks.db")
     with Client(f"sqlite://.{folder}/locks.db") as client, client.lock("a"):
         assert os.path.exists(f".{folder}/locks.db")
-    with pytest.raises(ConfigError, match=r"Permission denied: /; .* write sqlite://\./locks\.db"), mapped("/locks.db"):
+    with (
+        pytest.raises(ConfigError, match=r"Permission denied: /; .* write sqlite://\./locks\.db"),
+        probe_sqlite.mapped_errors("/locks.db"),
+    ):
         raise PermissionError(errno.EACCES, "Permission denied", "/")
 
 
@@ -170,7 +172,7 @@ def test_file_damaged_while_lease_is_held_raises_unavailable(path, tmp_path) -> 
         os.replace(tmp_path / "bad", path)
         os.unlink(f"{path}-wal")  # otherwise SQLite reads every page from it
         os.unlink(f"{path}-shm")
-        probe.engine(client)._connection._file_check_at = 0.0
+        probe_sqlite.make_file_check_due(client)
         with pytest.raises(Unavailable, match="not a valid SQLite file"):
             lease.renew()
         assert lease.release() is False  # a pending release, never an error

@@ -26,6 +26,7 @@ from leasehold.engines.sqlite.hand_off import claim_reserved, hand_over, join_qu
 from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings
 from leasehold.errors import Mismatch
 from leasehold.model import NO_MIN_HOLD, Claim, Holder
+from tests.support import probe_lock_state
 from tests.support.lock_histories import HISTORIES
 
 ID_HASHES = "abcdefgh"
@@ -63,7 +64,7 @@ class ModelComparison:
         except Mismatch as error:
             return str(error)
         if not queued:  # rows are scanned for expired waiters only once there is a waiter
-            state._next_waiter_scan = self.now + WAITER_TTL
+            probe_lock_state.plan_waiter_scan(state, self.now + WAITER_TTL)
         self.state = None if state.empty and not state.limit_set else state
         return answer
 

@@ -14,17 +14,15 @@ import time
 import pytest
 
 from leasehold import Client, LeaseLost, Unavailable
-from leasehold.engines.sqlite import connection as file_module
 from leasehold.engines.sqlite.connection import DatabaseLocked
 from leasehold.engines.sqlite.fast_path import acquire_uncontended
-from leasehold.runtime.base import run_sync
-from tests.support import probe
+from tests.support import probe_sqlite
 
 
 def test_file_at_its_page_limit_is_unavailable_then_recovers(path) -> None:
     with Client(f"sqlite://{path}?durable=no", call_timeout=1) as client:
         kept = client.lock("kept").acquire()
-        db = probe.engine(client)._connection._db
+        db = probe_sqlite.database(client)
         (used,) = db.execute("pragma page_count").fetchone()
         db.execute(f"pragma max_page_count = {used + 20}")
         leases = []
@@ -115,10 +113,10 @@ def test_wal_removed_while_in_use_is_detected(url, path, wait_until) -> None:
         lease.renew()
         for suffix in ("-wal", "-shm"):
             os.unlink(path + suffix)
-        probe.engine(client)._connection._file_check_at = 0.0
+        probe_sqlite.make_file_check_due(client)
         lease.renew()  # detects it: closing writes the WAL back, then it reopens
         inodes = [os.stat(path + suffix).st_ino for suffix in ("", "-wal", "-shm")]
-        assert [inode for _, inode in probe.engine(client)._connection._inodes] == inodes
+        assert probe_sqlite.inodes(client) == inodes
         with sqlite3.connect(path) as other:
             assert other.execute("select count(*) from lh_grant").fetchone() == (1,)
         other.close()
@@ -152,7 +150,7 @@ def test_removed_folder_is_refused_and_its_lease_at_risk(tmp_path) -> None:
     with Client(f"sqlite://{folder}/l.db?durable=no", call_timeout=0.5) as client:
         lease = client.lock("a").acquire()
         shutil.rmtree(folder)
-        probe.engine(client)._connection._file_check_at = 0.0
+        probe_sqlite.make_file_check_due(client)
         with pytest.raises(Unavailable, match="does not exist: `mkdir -p -m 700"):
             lease.renew()
         folder.mkdir()
@@ -185,10 +183,9 @@ def test_interrupt_before_rollback_does_not_keep_the_write_lock(url, path) -> No
     """A second Ctrl-C before the rollback of the first left the connection inside its transaction."""
     with Client(url, call_timeout=1) as client:
         client.ping()
-        file = probe.engine(client)._connection
-        file._db.execute("begin immediate")  # the state after the second Ctrl-C
+        probe_sqlite.database(client).execute("begin immediate")  # the state after the second Ctrl-C
         client.ping()
-        assert not file._db.in_transaction
+        assert not probe_sqlite.database(client).in_transaction
 
 
 def exhaust_descriptors() -> list[int]:
@@ -221,7 +218,7 @@ def test_client_without_file_descriptors_raises_unavailable(url) -> None:
 
 def test_clients_can_open_the_file_while_others_are_busy(url) -> None:
     """Opening a file checks every connection of the process. Busy connections that are intact must not delay it."""
-    stopped, connections_before = threading.Event(), len(file_module._NEVER_CLOSED)
+    stopped, connections_before = threading.Event(), probe_sqlite.connections_never_closed()
 
     def churn(client: Client) -> None:
         while not stopped.is_set():
@@ -240,7 +237,7 @@ def test_clients_can_open_the_file_while_others_are_busy(url) -> None:
             stopped.set()
             for thread in threads:
                 thread.join(30)
-    assert len(file_module._NEVER_CLOSED) == connections_before
+    assert probe_sqlite.connections_never_closed() == connections_before
 
 
 def test_calls_that_find_the_file_locked_retry_as_often_as_one(path, make_driver, monkeypatch) -> None:
@@ -259,10 +256,10 @@ def test_calls_that_find_the_file_locked_retry_as_often_as_one(path, make_driver
     monkeypatch.setattr(driver.runtime, "random", lambda: 1.0)
     for others, longest in ((0, 0.01), (20, 0.21)):
         pauses.clear()
-        driver.engine._retrying = set(range(others))
+        probe_sqlite.pretend_retrying(driver.engine, others)
         until = now[0] + 1.0
         with pytest.raises(Unavailable, match="locked by other processes"):
-            run_sync(driver.engine._run_with_retry(until, find_it_locked))
+            probe_sqlite.run_with_retry(driver.engine, until, find_it_locked)
         assert max(pauses) == pytest.approx(longest)
         assert now[0] == pytest.approx(until)
-        assert driver.engine._retrying == set(range(others))
+        assert probe_sqlite.retrying(driver.engine) == set(range(others))

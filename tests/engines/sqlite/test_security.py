@@ -28,7 +28,7 @@ from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.core.queue_entry import Notification
 from leasehold.engines.sqlite import location
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
-from tests.support import probe
+from tests.support import probe, probe_sqlite
 from tests.support.timing import check_elapsed
 
 STRANGER, GROUP = 65533, 65532
@@ -254,7 +254,7 @@ def test_address_in_an_edited_row_leads_to_no_other_socket(url, path, tmp_path) 
         victim.setblocking(False)
         with client.lock("a"):
             os.link(tmp_path / "victim", Path(f"{path}-wakeup", "app.sock"))
-            wakeup_socket = probe.engine(client)._wakeup_socket
+            wakeup_socket = probe_sqlite.wakeups(client)
             for address in (f"{tmp_path}/victim", "../victim", "app.sock"):
                 assert not wakeup_socket.is_reachable(address)
                 assert not wakeup_socket.send("", "a", Notification(address, "reserved", "0" * 32))
@@ -278,7 +278,7 @@ def test_link_that_a_member_planted_leads_to_no_other_socket(group_folder, tmp_p
             (tmp_path / "victim").touch()
         address = "0123456789abcdef1"
         plant_link(group_folder / "locks.db-wakeup" / address, tmp_path / "victim")
-        wakeup_socket = probe.engine(client)._wakeup_socket
+        wakeup_socket = probe_sqlite.wakeups(client)
         assert wakeup_socket.is_reachable(wakeup_socket.ensure_bound(probe.runtime(client)))
         assert not wakeup_socket.is_reachable(address)
         assert not wakeup_socket.send("", "a", Notification(address, "reserved", "0" * 32))
@@ -289,7 +289,7 @@ def test_link_that_a_member_planted_leads_to_no_other_socket(group_folder, tmp_p
 @needs_root
 def test_socket_is_not_made_behind_a_link_planted_while_it_is_bound(group_folder, tmp_path, monkeypatch) -> None:
     folder, others = Path(f"{group_folder}/locks.db-wakeup"), []
-    choose_address, set_socket_mode = WakeupSocket._choose_address, WakeupSocket._set_socket_mode
+    choose_address, set_socket_mode = getattr(*probe_sqlite.CHOOSE_ADDRESS), getattr(*probe_sqlite.SET_SOCKET_MODE)
 
     def choose_and_swap(self: WakeupSocket, name: str) -> str:
         if not folder.is_symlink():
@@ -301,8 +301,8 @@ def test_socket_is_not_made_behind_a_link_planted_while_it_is_bound(group_folder
         others.append(os.listdir(tmp_path))
         set_socket_mode(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WakeupSocket, "_choose_address", choose_and_swap)
-    monkeypatch.setattr(WakeupSocket, "_set_socket_mode", look_and_set_mode)
+    monkeypatch.setattr(*probe_sqlite.CHOOSE_ADDRESS, choose_and_swap)
+    monkeypatch.setattr(*probe_sqlite.SET_SOCKET_MODE, look_and_set_mode)
     with Client(f"sqlite://{group_folder}/locks.db") as client, client.lock("a"):
         pass
     assert others == [[]]
@@ -347,7 +347,7 @@ def test_schema_that_is_not_ours_is_refused(url, path, kind) -> None:
 def test_statement_is_ended_at_the_deadline(url) -> None:
     with Client(url, call_timeout=0.3) as client:
         client.ping()
-        connection = probe.engine(client)._connection
+        connection = probe_sqlite.connection(client)
         began = time.monotonic()
         with pytest.raises(Unavailable, match="ended at the deadline"):
             connection.run_transaction(
@@ -362,7 +362,7 @@ def test_statement_is_ended_at_the_deadline(url) -> None:
 def test_schema_of_others_is_not_trusted(url) -> None:
     with Client(url) as client:
         client.ping()
-        assert probe.engine(client)._connection._db.execute("pragma trusted_schema").fetchone() == (0,)
+        assert probe_sqlite.database(client).execute("pragma trusted_schema").fetchone() == (0,)
 
 
 # ------------------------------------------------------------- edited rows
@@ -553,14 +553,14 @@ def test_journal_planted_after_the_check_removes_no_file(group_folder, tmp_path,
     precious = tmp_path / "precious"
     precious.write_text("keep me")
     use_file(group_folder, use)
-    open_database = location._open_database
+    open_database = getattr(*probe_sqlite.OPEN_DATABASE)
 
     def open_and_plant(real_path: str, timeout: float) -> sqlite3.Connection:
         db = open_database(real_path, timeout)
         plant_journal(Path(real_path), precious)
         return db
 
-    monkeypatch.setattr(location, "_open_database", open_and_plant)
+    monkeypatch.setattr(*probe_sqlite.OPEN_DATABASE, open_and_plant)
     use_file(group_folder, use)
     assert precious.read_text() == "keep me"
 
@@ -573,7 +573,7 @@ def test_file_swapped_while_it_is_opened_is_not_used_unlocked(group_folder, tmp_
     use_file(group_folder, "locks")
     other.write_bytes((group_folder / "locks.db").read_bytes())
     other.chmod(0o660)
-    open_database = location._open_database
+    open_database = getattr(*probe_sqlite.OPEN_DATABASE)
 
     def swap_while_opening(real_path: str, timeout: float) -> sqlite3.Connection:
         os.rename(real_path, group_folder / "aside")
@@ -584,8 +584,8 @@ def test_file_swapped_while_it_is_opened_is_not_used_unlocked(group_folder, tmp_
         os.rename(group_folder / "aside", real_path)
         return db
 
-    monkeypatch.setattr(location, "_open_database", swap_while_opening)
-    monkeypatch.setattr(location, "_LOCKS", {})
+    monkeypatch.setattr(*probe_sqlite.OPEN_DATABASE, swap_while_opening)
+    monkeypatch.setattr(*probe_sqlite.FILE_LOCKS, {})
     with (
         Client(f"sqlite://{group_folder}/locks.db", call_timeout=0.3) as client,
         pytest.raises(Unavailable),
@@ -597,14 +597,14 @@ def test_file_swapped_while_it_is_opened_is_not_used_unlocked(group_folder, tmp_
 @needs_root
 def test_shared_file_removed_while_it_is_opened_is_created_again(group_folder, monkeypatch) -> None:
     use_file(group_folder, "locks")
-    lock, removed = location._lock_against_journals, []
+    lock, removed = getattr(*probe_sqlite.LOCK_AGAINST_JOURNALS), []
 
     def remove_and_lock(*arguments: object) -> object:
         if not removed:
             removed.append(os.unlink(group_folder / "locks.db"))
         return lock(*arguments)
 
-    monkeypatch.setattr(location, "_lock_against_journals", remove_and_lock)
+    monkeypatch.setattr(*probe_sqlite.LOCK_AGAINST_JOURNALS, remove_and_lock)
     use_file(group_folder, "locks")
     assert removed
 
@@ -617,7 +617,7 @@ def test_shared_file_that_cannot_be_opened_raises_matching_error(group_folder, m
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number), "locks.db")
 
-    monkeypatch.setattr(location, "_lock_against_journals", refuse)
+    monkeypatch.setattr(*probe_sqlite.LOCK_AGAINST_JOURNALS, refuse)
     with (
         Client(f"sqlite://{group_folder}/locks.db", call_timeout=0.3) as client,
         pytest.raises(error, match=os.strerror(number)),

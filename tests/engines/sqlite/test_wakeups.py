@@ -12,9 +12,8 @@ from pathlib import Path
 
 from leasehold import Client
 from leasehold.core.timing import RESERVATION_TTL
-from leasehold.engines.sqlite import wakeup_socket
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
-from tests.support import probe
+from tests.support import probe, probe_sqlite
 from tests.support.timing import check_elapsed, check_seconds
 
 MAX_HANDOFF_SECONDS = 1.5
@@ -35,8 +34,7 @@ def test_deleted_wakeup_socket_is_replaced(url, path, wait_until) -> None:
             socket_path.unlink()
         wait_until(
             lambda: (
-                probe.engine(two)._wakeup_socket.address
-                and Path(f"{path}-wakeup", probe.engine(two)._wakeup_socket.address).exists()
+                probe_sqlite.wakeups(two).address and Path(f"{path}-wakeup", probe_sqlite.wakeups(two).address).exists()
             )
         )
         released_at = time.monotonic()
@@ -129,8 +127,8 @@ def test_socket_without_a_reader_is_replaced(url, path) -> None:
     with Client(url) as client:
         with client.lock("a"):
             pass
-        wakeup_socket = probe.engine(client)._wakeup_socket
-        before, sock = wakeup_socket.address, wakeup_socket._socket
+        wakeup_socket = probe_sqlite.wakeups(client)
+        before, sock = wakeup_socket.address, probe_sqlite.listening_socket(client)
         sock.shutdown(socket.SHUT_RDWR)
         os.unlink(os.path.join(f"{path}-wakeup", before))
         Path(f"{path}-wakeup", before).touch()  # the name exists, but no socket
@@ -144,7 +142,7 @@ def test_empty_message_does_not_end_the_wakeup_thread(url, path) -> None:
     """The thread took an empty message for the end of the socket: the client's waiters were passed over."""
     with Client(url) as client:
         client.lock("a").acquire(wait=20).release()
-        wakeup_socket = probe.engine(client)._wakeup_socket
+        wakeup_socket = probe_sqlite.wakeups(client)
         address = wakeup_socket.ensure_bound(probe.runtime(client))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             for _ in range(50):  # more than the socket buffers: all but the last few have been read
@@ -155,7 +153,7 @@ def test_empty_message_does_not_end_the_wakeup_thread(url, path) -> None:
 def test_child_forked_during_bind_does_not_inherit_the_socket(url, monkeypatch) -> None:
     """The socket was registered only after it was bound. A child forked in between kept it open, so a killed parent
     seemed alive for as long as the child lived."""
-    forked, original = [], WakeupSocket._set_socket_mode
+    forked, original = [], getattr(*probe_sqlite.SET_SOCKET_MODE)
 
     def set_mode(self, folder, address) -> None:
         pid = os.fork()
@@ -164,7 +162,7 @@ def test_child_forked_during_bind_does_not_inherit_the_socket(url, monkeypatch) 
         forked.append(os.waitpid(pid, 0)[1])
         original(self, folder, address)
 
-    monkeypatch.setattr(WakeupSocket, "_set_socket_mode", set_mode)
+    monkeypatch.setattr(*probe_sqlite.SET_SOCKET_MODE, set_mode)
     with Client(url) as client, client.lock("a"):
         assert forked == [0]
 
@@ -207,7 +205,7 @@ def test_client_without_socket_descriptor_still_acquires(url, monkeypatch) -> No
 
     monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket.socket.socket", refuse)
     with Client(url) as client, client.lock("a", wait=0):
-        assert not probe.engine(client)._wakeup_socket.address
+        assert not probe_sqlite.wakeups(client).address
 
 
 def test_socket_without_listener_thread_is_not_announced(url, path, monkeypatch) -> None:
@@ -220,27 +218,27 @@ def test_socket_without_listener_thread_is_not_announced(url, path, monkeypatch)
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(runtime, "start_thread", refuse)
-        assert probe.engine(client)._wakeup_socket.ensure_bound(runtime) == ""
+        assert probe_sqlite.wakeups(client).ensure_bound(runtime) == ""
         assert not list(Path(f"{path}-wakeup").iterdir())
 
 
 def test_client_that_was_reached_is_remembered_until_a_probe_fails(url, monkeypatch) -> None:
     """A claim that joins need not probe the clients ahead of it each time."""
-    monkeypatch.setattr(wakeup_socket, "_MAX_REACHED", 3)
+    monkeypatch.setattr(*probe_sqlite.MAX_REACHED, 3)
     with Client(url) as one, Client(url) as two:
         one.lock("a").acquire().release()
         two.lock("a").acquire().release()
-        address, prober = probe.engine(one)._wakeup_socket.address, probe.engine(two)._wakeup_socket
+        address, prober = probe_sqlite.wakeups(one).address, probe_sqlite.wakeups(two)
         assert prober.is_reachable(address)
-        reached_at = prober._reached_at[address]
-        probe.engine(one)._wakeup_socket.unlink_socket()
+        reached_at = probe_sqlite.reached_at(two)[address]
+        probe_sqlite.wakeups(one).unlink_socket()
         assert prober.is_reachable(address, since=reached_at)
         assert not prober.is_reachable(address, since=reached_at + 0.001)
         assert not prober.is_reachable(address, since=reached_at)
-        monkeypatch.setattr(prober, "_call_with_path", lambda *_: None)
+        monkeypatch.setattr(*probe_sqlite.CALL_WITH_PATH.of(probe_sqlite.wakeups(two)), lambda *_: None)
         for number in range(10):
             assert prober.is_reachable(f"{number}")
-        assert len(prober._reached_at) <= 3
+        assert len(probe_sqlite.reached_at(two)) <= 3
 
 
 def test_removed_socket_is_replaced_when_a_claim_queues(url, make_driver) -> None:
@@ -248,7 +246,7 @@ def test_removed_socket_is_replaced_when_a_claim_queues(url, make_driver) -> Non
     holder, driver = make_driver(url), make_driver(url)
     held = holder.acquire(holder.claim())
     driver.attempt(driver.claim("other"))
-    driver.engine._wakeup_socket.unlink_socket()
+    probe_sqlite.wakeups(driver.engine).unlink_socket()
     driver.attempt(driver.claim(queue=True))
     holder.release(held)
     assert [each.state for each in holder.inspect() if each.name == "job"] == ["reserved"]
@@ -260,7 +258,7 @@ def test_claims_that_join_remember_a_probe_for_a_moment_only(url, make_driver, m
     driver.acquire(driver.claim())
     other.attempt(other.claim(queue=True))
     assert driver.attempt(driver.claim(queue=True)).position == 1
-    other.engine._wakeup_socket.unlink_socket()
+    probe_sqlite.wakeups(other.engine).unlink_socket()
     now[0] = 0.04
     assert driver.attempt(driver.claim(queue=True)).position == 2
     now[0] = 0.06
@@ -275,8 +273,8 @@ def test_release_probes_the_next_client_that_was_just_reached(url, make_driver, 
     other.attempt(other.claim(queue=True))
     second = driver.claim(queue=True)
     driver.attempt(second)
-    own, gone = driver.engine._wakeup_socket, other.engine._wakeup_socket.address
-    other.engine._wakeup_socket.unlink_socket()
+    own, gone = probe_sqlite.wakeups(driver.engine), probe_sqlite.wakeups(other.engine).address
+    probe_sqlite.wakeups(other.engine).unlink_socket()
     now[0] = 0.01
     monkeypatch.setattr(own, "send", lambda *args, **_: bool(sent.append(args[2].client)) or True)
     driver.release(holder)

@@ -18,7 +18,7 @@ from harness.servers.zookeeper import Ensemble, Zookeeper
 from leasehold import AsyncClient, Client
 from leasehold.engines.zookeeper.session import ZookeeperSession
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import probe, probe_zookeeper
 
 
 @pytest.fixture(scope="session")
@@ -93,12 +93,7 @@ def read_tree(kazoo: KazooClient, root: str) -> Callable[[], dict[str, bytes]]:
 
 @pytest.fixture
 def session_of() -> Callable[[Client | AsyncClient], ZookeeperSession]:
-    def session(client: Client | AsyncClient) -> ZookeeperSession:
-        found = probe.engine_state(client)["zookeeper"]
-        assert isinstance(found, ZookeeperSession)
-        return found
-
-    return session
+    return probe_zookeeper.session
 
 
 @pytest.fixture
@@ -137,9 +132,7 @@ class ClientPair:
 
     def stop_renewing(self) -> None:
         """Stop the first client's watchdog; its session stays alive."""
-        watchdog = probe.watchdog(self.clients[0])
-        watchdog._stopped = True
-        watchdog._signal.set()
+        probe.watchdog(self.clients[0]).request_stop()
 
     def _watch_overlaps(self) -> None:
         stopping = False

@@ -13,18 +13,18 @@ from harness.rigs.zookeeper import ZookeeperRig
 from harness.servers.zookeeper import Ensemble
 from leasehold import Client, NotAcquired
 from leasehold.core.timing import DRIFT
-from leasehold.engines.zookeeper.attempt import ZookeeperAttempt
 from leasehold.engines.zookeeper.connection import HEARTBEAT_SHARE
 from leasehold.engines.zookeeper.session_expiry import SessionExpiry
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe_zookeeper
 
 
 @pytest.mark.extended  # the holder must renew every second
 @pytest.mark.parametrize("step_of_clock", [10.0, -10.0, 1e6])
 def test_leader_clock_jump_expires_no_live_holder(url, monkeypatch, step_of_clock) -> None:
     """As the waiter sees it: its own writes are stamped by another clock than the holder's renewals."""
-    original = ZookeeperAttempt._record_write
+    original = getattr(*probe_zookeeper.RECORD_WRITE)
 
     def record_write(self, mine, sent, life, waits, stat) -> None:
         original(self, mine, sent, life, waits, stat._replace(mtime=stat.mtime + int(step_of_clock * 1000)))
@@ -32,7 +32,7 @@ def test_leader_clock_jump_expires_no_live_holder(url, monkeypatch, step_of_cloc
     with Client(url) as one, Client(url) as two:
         one.ping()  # connect first: an attempt may take no longer than the ttl
         lease = one.lock("a", ttl=2).acquire()
-        monkeypatch.setattr(ZookeeperAttempt, "_record_write", record_write)
+        monkeypatch.setattr(*probe_zookeeper.RECORD_WRITE, record_write)
         with pytest.raises(NotAcquired):
             two.lock("a", wait=4.5).acquire()
         lease.check()

@@ -11,6 +11,7 @@ from leasehold import AsyncClient, Client
 from leasehold.core import timing
 from leasehold.engines.zookeeper import engine as engine_module
 from leasehold.engines.zookeeper.session import ZookeeperSession
+from tests.support import probe_zookeeper
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_handoff_cost_is_independent_of_queue_length(url, server, pipelines, mon
     def is_settled(client) -> bool:
         """All claims have written that they wait, and no request is pending, so the last watch is set."""
         session = session_of(client)
-        is_idle = not session._kazoo._queue and not session._kazoo._pending
+        is_idle = probe_zookeeper.is_idle(probe_zookeeper.adapter(session))
         return is_idle and all(mine.waits for mine in session.own_nodes.values())
 
     for size in (2, 20, 200):

@@ -24,7 +24,7 @@ from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.rig import RUNTIMES
 from leasehold.testing.conformance.suite import all_cases, rig_or_skip, run_case
-from tests.support import probe
+from tests.support import probe, probe_zookeeper
 from tests.support.timing import check_elapsed
 
 
@@ -155,7 +155,7 @@ def session_threads(monkeypatch, root) -> Callable[[], list[threading.Thread]]:
     monkeypatch.setattr(session, "KazooAdapter", open_adapter)
 
     def running() -> list[threading.Thread]:
-        threads = [adapter._connection._connection_routine for adapter in adapters]
+        threads = [probe_zookeeper.connection_thread(adapter) for adapter in adapters]
         return [thread for thread in threads if thread is not None and thread.is_alive()]
 
     return running
@@ -226,14 +226,14 @@ def test_many_threads_leave_nothing_in_the_session(url, session_of) -> None:
         assert not session.own_nodes
         assert not session.watches
         assert not session.unconfirmed
-        assert not session._watch_by_id_hash
+        assert not probe_zookeeper.watches_by_claim(session)
 
 
 def test_forked_child_has_its_own_session(url, run_in_fork, session_of) -> None:
     with Client(url) as client:
         lease = client.lock("a", ttl=60).acquire()
-        keeper = session_of(client)._kazoo
-        fd = keeper._connection._socket.fileno()
+        keeper = probe_zookeeper.adapter(session_of(client))
+        fd = probe_zookeeper.connection_socket(keeper).fileno()
         own_session_id = keeper.session_id
 
         def child() -> None:

@@ -14,7 +14,7 @@ from harness.servers.zookeeper import Ensemble, Zookeeper
 from leasehold import Client, LeaseLost, LeaseState, Unavailable
 from leasehold.engines.zookeeper import connection
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import partition, probe
+from tests.support import partition, probe, probe_zookeeper
 from tests.support.timing import check_seconds
 
 
@@ -30,7 +30,7 @@ def partitionable() -> Iterator[Ensemble]:
 @pytest.fixture
 def connected_port(session_of) -> Callable[[Client], int]:
     """Returns the port of the member that a client is connected to, or last tried."""
-    return lambda client: session_of(client)._kazoo._connection._last_server[2]
+    return lambda client: probe_zookeeper.member_port(session_of(client))
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_answers_of_a_follower_cut_off_from_the_leader_are_not_trusted(
     waiter_thread = pair.start_second()
     wait_until(lambda: count_waiters(majority) == 1)
     pair.stop_renewing()
-    wait_until(lambda: probe.watchdog(isolated)._engine is None)
+    wait_until(lambda: probe.watchdog_engine(isolated) is None)
     session = session_of(isolated)
-    wait_until(lambda: session.now() - session.expiry._heartbeats[-1][0] > 1.5)  # no heartbeat for that long
+    wait_until(lambda: probe_zookeeper.seconds_since_heartbeat(session) > 1.5)  # no heartbeat for that long
     pair.first_lease.renew()
     cut_off()
     cut = time.monotonic()

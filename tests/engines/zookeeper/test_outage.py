@@ -23,7 +23,7 @@ from leasehold.engines.zookeeper.connection import SilenceTimer
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import probe, probe_zookeeper
 from tests.support.timing import check_elapsed, check_seconds
 
 
@@ -70,11 +70,14 @@ def test_client_leaves_a_silent_server_even_under_constant_calls(url_of, server,
         for thread in threads:
             thread.start()
         session = session_of(client)
-        used = session._kazoo._connection._last_server[2]
+        used = probe_zookeeper.member_port(session)
         next(proxy for proxy in proxies if proxy.port == used).cut()
         cut = time.monotonic()
         wait_until(
-            lambda: not lease.held or (session._connected and session._kazoo._connection._last_server[2] != used)
+            lambda: (
+                not lease.held
+                or (probe_zookeeper.is_connected(session) and probe_zookeeper.member_port(session) != used)
+            )
         )
         print(f"left after {time.monotonic() - cut:.2f} s")
         stop.set()
@@ -273,13 +276,15 @@ def test_answer_of_an_expired_session_grants_nothing(url, url_of, proxy, wait_un
                     await (await acquiring).release()
                     acquiring = asyncio.create_task(client.lock("a", ttl=30).acquire(wait=0))
                 await asyncio.sleep(0)
-            keeper = session._kazoo
-            wait_until(lambda: other.inspect("a") and not keeper._pending and not keeper._queue)
+            keeper = probe_zookeeper.adapter(session)
+            wait_until(lambda: other.inspect("a") and probe_zookeeper.is_idle(keeper))
             proxy.cut()
             wait_until(lambda: not other.inspect("a"))
             with other.lock("a", ttl=30, wait=0) as other_lease:
                 proxy.restore()
-                wait_until(lambda: session._connected and session.session_id not in (0, own_session_id))
+                wait_until(
+                    lambda: probe_zookeeper.is_connected(session) and session.session_id not in (0, own_session_id)
+                )
                 with pytest.raises(NotAcquired):
                     await acquiring
                 other_lease.check()
@@ -297,7 +302,7 @@ def test_late_events_of_an_old_connection_leave_the_new_one_alone(url_of, proxy,
 
     asyncio.run(use())
     session = session_of(client)
-    old = session._kazoo
+    old = probe_zookeeper.adapter(session)
     proxy.cut()
     asyncio.run(session.close(probe.runtime(client)))
     proxy.restore()
@@ -307,9 +312,7 @@ def test_late_events_of_an_old_connection_leave_the_new_one_alone(url_of, proxy,
         old.close_session()
         old.shutdown_socket()
         await asyncio.sleep(0)
-        wait_until(
-            lambda: not old._connection._connection_routine or not old._connection._connection_routine.is_alive()
-        )
+        wait_until(lambda: not (thread := probe_zookeeper.connection_thread(old)) or not thread.is_alive())
         assert session.own_nodes
         await lease.renew()
         await lease.release()

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from leasehold import Client, Unavailable
-from leasehold.engines.zookeeper import connection, requests
+from leasehold.engines.zookeeper import connection
 from leasehold.engines.zookeeper.requests import (
     MAX_CHILDREN,
     Create2,
@@ -20,6 +20,7 @@ from leasehold.engines.zookeeper.requests import (
     GetFewChildren,
     GetShortData,
 )
+from tests.support import probe_zookeeper
 from tests.support.timing import check_elapsed
 
 
@@ -111,7 +112,7 @@ def test_name_with_more_than_a_few_claims_is_listed(url) -> None:
     with Client(url) as client:
         leases = [client.semaphore("many", 3).acquire() for _ in range(3)]
         one = client.lock("one").acquire()
-        with mock.patch.object(requests, "_MAX_FEW", 2):
+        with mock.patch.object(*probe_zookeeper.MAX_FEW, 2):
             assert [each.name for each in client.inspect()] == ["many"] * 3 + ["one"]
         for lease in (*leases, one):
             lease.release()
