@@ -7,10 +7,17 @@ needs more adds a function there, so that a rename in `src/` changes one file of
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from harness.probe import AnyClient as AnyClient
+from harness.probe import claim as claim
+from harness.probe import core as core
+from harness.probe import has_final_state as has_final_state
+from harness.probe import validity as validity
 from leasehold import AsyncClient, Client, MultiLock
 from leasehold.client import base, lease_document
+from leasehold.client import core as core_module
 from leasehold.client.core import ClientCore
 from leasehold.client.election import BaseElection
 from leasehold.client.held_locks import HeldLocks
@@ -24,15 +31,6 @@ from leasehold.model import Alive, Claim, Gone, Reason
 from leasehold.runtime.base import Runtime, run_sync
 
 
-class HasCore(Protocol):
-    """A client, or what it has made: a lock, a multilock, an election."""
-
-    _core: ClientCore
-
-
-AnyClient: TypeAlias = Client | AsyncClient | HasCore
-
-
 class Place(NamedTuple):
     """Where something private is kept: `monkeypatch.setattr(*place, other)` replaces it, `getattr(*place)` reads it."""
 
@@ -44,12 +42,13 @@ class Place(NamedTuple):
         return Place(owner, self.name)
 
 
+MAX_EVENTS = Place(core_module, "_MAX_EVENTS")  # that wait for a slow hook
+
 # Steps that tests watch, or during which they do harm.
 DRAIN_IN_FLIGHT = Place(ClientCore, "_drain_in_flight")  # at the end, wait for the attempts under way
 END_LOST = Place(BaseLease, "_end_lost")
 IS_OUTDATED = Place(BaseLease, "_is_outdated")  # whether a renewal's answer is older than what the lease knows
 ON_RENEWAL = Place(BaseLease, "_on_renewal")  # called with each answer to a renewal
-OPEN_ENGINE = Place(Watchdog, "_open_engine")
 ROLLBACK = Place(BaseLease, "_rollback")  # called for each lease of a multilock that was not granted in full
 RUN_ONCE = Place(Watchdog, "_run_once")
 SEND_HEARTBEATS = Place(Watchdog, "_send_heartbeats")
@@ -58,11 +57,6 @@ USE_TICKET = Place(lease_document, "_use_ticket")  # of a lease's document, whic
 
 
 # -------------------------------------------------------------- the client
-
-
-def core(client: AnyClient) -> ClientCore:
-    """What all leases of the client share."""
-    return client._core
 
 
 def engine(client: AnyClient | Any) -> Any:
@@ -94,6 +88,11 @@ def watchdog(client: AnyClient) -> Watchdog:
 def watchdog_engine(client: AnyClient) -> Any:
     """The watchdog's own instance of the engine; None until it needs one."""
     return client._core.watchdog._engine
+
+
+def replace_engine_opener(client: AnyClient, opener: Callable[[Runtime], Any]) -> None:
+    """Set what opens the watchdog's instance of the engine."""
+    client._core.watchdog._open_engine = opener
 
 
 def watchdog_runtime(client: AnyClient) -> Runtime:
@@ -266,19 +265,9 @@ def plan_renewal(lease: BaseLease, at: float, *, renewed: float | None = None, f
         lease._validity = lease._validity._replace(asked_at=renewed)
 
 
-def claim(lease: BaseLease) -> Claim:
-    """The claim that the lease was granted for, with its secret id."""
-    return lease._claim
-
-
 def trusted_until(lease: BaseLease) -> float:
     """When the lease stops being trusted, if it is not renewed."""
     return lease._validity.valid_until
-
-
-def validity(lease: BaseLease) -> Validity:
-    """All that says how long the lease is trusted."""
-    return lease._validity
 
 
 def replace_validity(lease: BaseLease, validity: Validity) -> None:
@@ -297,11 +286,6 @@ def drop_callbacks(lease: BaseLease) -> None:
 
 def max_hold_ends_at(lease: BaseLease) -> float:
     return lease._max_hold_at
-
-
-def has_final_state(lease: BaseLease) -> bool:
-    """Whether the lease's end was recorded, rather than found by comparing the clock."""
-    return lease._final_state is not None
 
 
 def callers_of_wait_lost(lease: BaseLease) -> int:
