@@ -72,9 +72,8 @@ def test_new_caller_does_not_overtake_one_that_waits_to_be_sent() -> None:
     fill(limit)
     caller = limit.enter("first", 200.0)
     caller.send(None)
-    probe_acquire.attempts_under_way(limit).discard(
-        "sent 0"
-    )  # another thread gives its place back, and has yet to admit the next
+    # another thread gives its place back, and has yet to admit the next
+    probe_acquire.attempts_under_way(limit).discard("sent 0")
     assert not limit.try_enter("late")
     limit.leave("sent 0", answered=True)
     with pytest.raises(StopIteration):

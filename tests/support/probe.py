@@ -45,7 +45,7 @@ class Place(NamedTuple):
 MAX_EVENTS = Place(core_module, "_MAX_EVENTS")  # that wait for a slow hook
 
 # Steps that tests watch, or during which they do harm.
-DRAIN_IN_FLIGHT = Place(ClientCore, "_drain_in_flight")  # at the end, wait for the attempts under way
+DRAIN_IN_FLIGHT = Place(ClientCore, "_drain_in_flight")  # when closing, waits until callers have withdrawn their claims
 END_LOST = Place(BaseLease, "_end_lost")
 IS_OUTDATED = Place(BaseLease, "_is_outdated")  # whether a renewal's answer is older than what the lease knows
 ON_RENEWAL = Place(BaseLease, "_on_renewal")  # called with each answer to a renewal
@@ -53,10 +53,10 @@ ROLLBACK = Place(BaseLease, "_rollback")  # called for each lease of a multilock
 RUN_ONCE = Place(Watchdog, "_run_once")
 SEND_HEARTBEATS = Place(Watchdog, "_send_heartbeats")
 SEND_RENEWALS = Place(Watchdog, "_send_renewals")  # of leases, and heartbeats
-USE_TICKET = Place(lease_document, "_use_ticket")  # of a lease's document, which only one may take over
+USE_TICKET = Place(lease_document, "_use_ticket")  # of a lease's document: only one caller may take it over
 
 
-# -------------------------------------------------------------- the client
+# --------------------------------------------------------------- the client
 
 
 def engine(client: AnyClient | Any) -> Any:
@@ -78,77 +78,6 @@ def client_id(client: AnyClient) -> str:
     return client._core.registry.client_id
 
 
-# ------------------------------------------------------------ the watchdog
-
-
-def watchdog(client: AnyClient) -> Watchdog:
-    return client._core.watchdog
-
-
-def watchdog_engine(client: AnyClient) -> Any:
-    """The watchdog's own instance of the engine; None until it needs one."""
-    return client._core.watchdog._engine
-
-
-def replace_engine_opener(client: AnyClient, opener: Callable[[Runtime], Any]) -> None:
-    """Set what opens the watchdog's instance of the engine."""
-    client._core.watchdog._open_engine = opener
-
-
-def watchdog_runtime(client: AnyClient) -> Runtime:
-    return client._core.watchdog._runtime
-
-
-def watchdog_has_ended(client: AnyClient) -> bool:
-    """Whether the thread has ended after `stop`."""
-    ended = client._core.watchdog._stopped_signal
-    return ended is not None and bool(run_sync(ended.wait(0.0)))
-
-
-def watchdog_wakes_at(client: AnyClient) -> float:
-    """When the watchdog does its next work; NEVER while it works."""
-    return client._core.watchdog._wakes_at
-
-
-def new_leases(client: AnyClient) -> dict[str, Any]:
-    """The leases that the watchdog was given, and has not planned yet."""
-    return client._core.watchdog._new_leases
-
-
-def planned_expiries(client: AnyClient) -> int:
-    """How many leases the watchdog will end when their time is over."""
-    return len(client._core.watchdog._expiries)
-
-
-def planned_renewals(client: AnyClient) -> int:
-    return len(client._core.watchdog._renewals)
-
-
-def next_planned_renewal(client: AnyClient) -> float:
-    return client._core.watchdog._next_renewal_at()
-
-
-def pretend_last_call_took(client: AnyClient, seconds: float) -> None:
-    """As if a call of the watchdog had taken this long. It then has a connection."""
-    client._core.watchdog._last_answer = seconds
-
-
-def send_due_heartbeats(client: AnyClient) -> None:
-    """The watchdog's step for waiters."""
-    watchdog = client._core.watchdog
-    run_sync(watchdog._send_heartbeats(watchdog._runtime))
-
-
-def watchdog_sleeps(client: AnyClient) -> bool:
-    """Whether the watchdog has planned its next work, and sleeps until then."""
-    return client._core.watchdog._wakes_at < NEVER
-
-
-def next_heartbeat(client: AnyClient) -> float | None:
-    """When the watchdog sends the waiters' next heartbeat; None while there is none to send."""
-    return client._core.watchdog._next_heartbeat_at
-
-
 def runtime(client: AnyClient) -> Runtime:
     return client._core.runtime
 
@@ -157,8 +86,24 @@ def config(client: AnyClient) -> EngineConfig:
     return client._core.config
 
 
+def client_options(client: Client | AsyncClient) -> ClientOptions:
+    """The options that the client was made with, with defaults filled in."""
+    return client._options
+
+
 def is_closed(client: AnyClient) -> bool:
     return client._core.closed
+
+
+def live_core(key: int) -> ClientCore | None:
+    """The core with this `id`, if the hooks at fork and exit would find it."""
+    known = base._CORES.get(key)
+    return None if known is None else known()
+
+
+def callback_runtime(client: AnyClient) -> Runtime:
+    """What starts the thread of the client's callbacks."""
+    return client._core.callbacks._runtime
 
 
 def rebase(client: Client | AsyncClient, floor: int) -> int:
@@ -180,20 +125,7 @@ def replace_held_lock_entries(client: AnyClient, entries: dict[Any, Any]) -> Non
     client._core.held_locks._held = entries
 
 
-def client_options(client: Client | AsyncClient) -> ClientOptions:
-    """The options that the client was made with, with defaults filled in."""
-    return client._options
-
-
-def live_core(key: int) -> ClientCore | None:
-    """The core with this `id`, if the hooks at fork and exit would find it."""
-    known = base._CORES.get(key)
-    return None if known is None else known()
-
-
-def callback_runtime(client: AnyClient) -> Runtime:
-    """What starts the thread of the client's callbacks."""
-    return client._core.callbacks._runtime
+# ----------------------------------------------------- waiters and releases
 
 
 def waiters(client: AnyClient) -> list[Waiter]:
@@ -205,13 +137,6 @@ def wake_waiters(client: AnyClient) -> None:
     """Let every waiter check again, as after a notification. For clocks that tests advance by hand."""
     for waiter in waiters(client):
         waiter.signal.set()
-
-
-def make_heartbeat_due(client: AnyClient) -> None:
-    """As if the waiters had queued long ago. Wake the watchdog, and it sends one."""
-    for waiter in waiters(client):
-        waiter.joined_at = 0.0
-    watchdog(client)._next_heartbeat_at = 0.0
 
 
 def pending_releases(client: AnyClient) -> list[PendingRelease]:
@@ -235,12 +160,90 @@ def replace_releases(client: AnyClient, queue: deque[Any]) -> None:
     client._core.watchdog._to_release = queue
 
 
+# ------------------------------------------------------------- the watchdog
+
+
+def watchdog(client: AnyClient) -> Watchdog:
+    return client._core.watchdog
+
+
+def watchdog_engine(client: AnyClient) -> Any:
+    """The watchdog's own instance of the engine; None until it needs one."""
+    return client._core.watchdog._engine
+
+
+def replace_engine_opener(client: AnyClient, opener: Callable[[Runtime], Any]) -> None:
+    """Set what opens the watchdog's instance of the engine."""
+    client._core.watchdog._open_engine = opener
+
+
+def watchdog_runtime(client: AnyClient) -> Runtime:
+    return client._core.watchdog._runtime
+
+
+def watchdog_sleeps(client: AnyClient) -> bool:
+    """Whether the watchdog has planned its next work, and sleeps until then."""
+    return client._core.watchdog._wakes_at < NEVER
+
+
+def watchdog_wakes_at(client: AnyClient) -> float:
+    """When the watchdog does its next work; NEVER while it works."""
+    return client._core.watchdog._wakes_at
+
+
 def wake_watchdog(client: AnyClient) -> None:
     """Make the watchdog do now what is due."""
     client._core.watchdog.wake_by(-1.0)
 
 
-# --------------------------------------------------------------- the lease
+def watchdog_has_ended(client: AnyClient) -> bool:
+    """Whether the thread has ended after `stop`."""
+    ended = client._core.watchdog._stopped_signal
+    return ended is not None and bool(run_sync(ended.wait(0.0)))
+
+
+def new_leases(client: AnyClient) -> dict[str, Any]:
+    """The leases that the watchdog was given, and has not planned yet."""
+    return client._core.watchdog._new_leases
+
+
+def planned_expiries(client: AnyClient) -> int:
+    """How many leases the watchdog will end when their time is over."""
+    return len(client._core.watchdog._expiries)
+
+
+def planned_renewals(client: AnyClient) -> int:
+    return len(client._core.watchdog._renewals)
+
+
+def next_planned_renewal(client: AnyClient) -> float:
+    return client._core.watchdog._next_renewal_at()
+
+
+def next_heartbeat(client: AnyClient) -> float | None:
+    """When the watchdog sends the waiters' next heartbeat; None while there is none to send."""
+    return client._core.watchdog._next_heartbeat_at
+
+
+def make_heartbeat_due(client: AnyClient) -> None:
+    """As if the waiters had queued long ago. Wake the watchdog, and it sends one."""
+    for waiter in waiters(client):
+        waiter.joined_at = 0.0
+    watchdog(client)._next_heartbeat_at = 0.0
+
+
+def send_due_heartbeats(client: AnyClient) -> None:
+    """The watchdog's step for waiters."""
+    watchdog = client._core.watchdog
+    run_sync(watchdog._send_heartbeats(watchdog._runtime))
+
+
+def pretend_last_call_took(client: AnyClient, seconds: float) -> None:
+    """As if a call of the watchdog had taken this long. It then has a connection."""
+    client._core.watchdog._last_answer = seconds
+
+
+# ---------------------------------------------------------------- the lease
 
 
 def renewed_at(lease: BaseLease) -> float:
@@ -317,7 +320,7 @@ def invalidate(lease: BaseLease) -> None:
     lease._invalidate("released")
 
 
-# ----------------------------------------------- locks, multilocks, elections
+# --------------------------------------------- locks, multilocks, elections
 
 
 def new_claim(lock: BaseLock[Any]) -> Claim:
