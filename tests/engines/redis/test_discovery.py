@@ -163,9 +163,8 @@ def test_late_sentinel_answer_does_not_replace_a_newer_one(make_sentinels, monke
 
     def parse_reply_late(node: DiscoveryNode, replies: list[object]) -> object:
         answer = parse_reply(node, replies)
-        probe_redis.update_primary(
-            sentinels, Primary(2, SocketAddress("127.0.0.1", 7002))
-        )  # as another thread would meanwhile
+        # as another thread would meanwhile
+        probe_redis.update_primary(sentinels, Primary(2, SocketAddress("127.0.0.1", 7002)))
         return answer
 
     monkeypatch.setattr(*probe_redis.PARSE_PRIMARY.of(sentinels), parse_reply_late)
