@@ -172,7 +172,7 @@ def restart(*servers: Server) -> None:
                 server.launch()
         return all(server.ready() for server in servers)
 
-    poll(all_ready, servers[0].start_timeout, lambda: "; ".join(server._describe() for server in servers))
+    poll(all_ready, servers[0].start_timeout, lambda: "; ".join(server.describe() for server in servers))
 
 
 def small_disk() -> str:
@@ -486,7 +486,7 @@ class Postgresql(Setup):
         return f"postgresql://postgres@{addresses}/postgres"
 
     def version(self) -> str:
-        return program_version(self.server._postgres, "--version")
+        return program_version(self.server.program, "--version")
 
 
 class Mysql(Setup):

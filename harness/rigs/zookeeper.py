@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from kazoo.client import KazooClient
 
+from harness import probe
 from harness.servers.folders import scratch
 from harness.servers.machine import ProxiedMachine, hosts
 from harness.servers.process import free_ports
@@ -121,8 +122,8 @@ class ZookeeperMachine(ProxiedMachine):
         cut off meanwhile, because otherwise it would reconnect and take the session back."""
         self.cut()
         for session in self._sessions:
-            if session._kazoo is not None and session._kazoo.client_id:
-                duplicate = KazooClient(f"127.0.0.1:{self._ports[0]}", client_id=session._kazoo.client_id)
+            if known := probe.kazoo_session(session):
+                duplicate = KazooClient(f"127.0.0.1:{self._ports[0]}", client_id=known)
                 duplicate.start()
                 duplicate.stop()
                 duplicate.close()

@@ -63,7 +63,7 @@ class PostgreSQL(_PostgresUserProcess):
     def __init__(self, *settings: str, folder: str | None = None, fake_clock: bool = False) -> None:
         folder = folder or scratch()
         super().__init__(folder, free_ports(1)[0])
-        self._postgres = _binary("postgres")
+        self.program = _binary("postgres")
         self._settings = settings
         self._clock = FakeClock(os.path.join(folder, "clock")) if fake_clock else None
         self.data = os.path.join(self.make_folder(os.path.join(folder, "pg")), "data")
@@ -71,7 +71,7 @@ class PostgreSQL(_PostgresUserProcess):
     def command(self) -> Sequence[str]:
         location = ["-D", self.data, "-p", str(self.port), "-h", "127.0.0.1", "-k", os.path.dirname(self.data)]
         settings = [argument for setting in (*_SETTINGS, *self._settings) for argument in ("-c", setting)]
-        return [*(self._clock.command() if self._clock else ()), self._postgres, *location, *settings]
+        return [*(self._clock.command() if self._clock else ()), self.program, *location, *settings]
 
     def set_clock(self, seconds: float) -> None:
         """Set the server's clock this many seconds ahead of the true time."""

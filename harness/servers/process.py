@@ -148,7 +148,7 @@ class Server(ABC):
         atexit.register(self.kill)
 
     def await_ready(self) -> None:
-        poll(self._check_ready, self.start_timeout, self._describe)
+        poll(self._check_ready, self.start_timeout, self.describe)
 
     def stop(self) -> None:
         """Stop the server gracefully; kill it after 10 s."""
@@ -195,6 +195,10 @@ class Server(ABC):
                 os.kill(pid, signal.SIGSTOP)
         poll(lambda: not any(map(_is_running, self._paused_pids)), 10, lambda: f"{type(self).__name__} has stopped")
 
+    @property
+    def paused(self) -> bool:
+        return bool(self._paused_pids)
+
     def resume(self) -> None:
         paused_pids, self._paused_pids = self._paused_pids, []
         for pid in paused_pids:
@@ -216,10 +220,11 @@ class Server(ABC):
 
     def _check_ready(self) -> bool:
         if not self.running:
-            raise RuntimeError(f"the process ended before {self._describe()}")
+            raise RuntimeError(f"the process ended before {self.describe()}")
         return self.ready()
 
-    def _describe(self) -> str:
+    def describe(self) -> str:
+        """For an error: what was expected, and the end of the log."""
         return f"{type(self).__name__} on port {self.port} was ready; the end of its log:\n{self.log_tail()}"
 
     def _spawn(self) -> None:

@@ -36,7 +36,7 @@ class Proxy:
     """Listens on its own port and forwards everything until a fault is injected. Calls take effect at once."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", listen_port: int = 0) -> None:
-        self._target = (host, port)
+        self.target = (host, port)  # of new connections
         self._listener = socket.create_server(("127.0.0.1", listen_port), backlog=200)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
@@ -66,6 +66,10 @@ class Proxy:
         """Whether a connection has lost some, and so ends when the network is restored."""
         with self._lock:
             return any(connection.lossy for connection in self._connections)
+
+    def next_target(self) -> tuple[str, int]:
+        """Where the proxy connects for the client that it has just accepted."""
+        return self.target
 
     def cut(self) -> None:
         """Forward nothing, in both directions. Connections stay open, even if one side closes; new ones are silent."""
@@ -121,7 +125,7 @@ class Proxy:
         server_side = socket.socket()
         if self._forward_requests:
             try:
-                server_side.connect(self._target)
+                server_side.connect(self.next_target())
             except OSError:
                 server_side.close()
                 _reset(client_side)

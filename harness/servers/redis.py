@@ -27,19 +27,24 @@ class RedisServer(Server):
     ) -> None:
         self._program = program("redis-server", package=self.package)
         super().__init__(scratch(), free_ports(1)[0])
-        self._options = list(options)
-        self._auth = encode_command("AUTH", password) if password else b""
+        self.options = list(options)  # of the next start
+        self._auth = b""
         if password:
-            self._options += ["--requirepass", password]
+            self.options += ["--requirepass", password]
+            self.use_password(password)
         if primary is not None:
-            self._options += ["--replicaof", "127.0.0.1", str(primary.port), "--repl-ping-replica-period", "1"]
+            self.options += ["--replicaof", "127.0.0.1", str(primary.port), "--repl-ping-replica-period", "1"]
         self.clock_file = os.path.join(self.folder, "clock") if fake_clock else ""
         if fake_clock:
             self.set_clock(0)
 
+    def use_password(self, password: str) -> None:
+        """Sign in with it from now on: the password that the server asks for."""
+        self._auth = encode_command("AUTH", password)
+
     def command(self) -> Sequence[str]:
         plain = ("--port", str(self.port), "--bind", self.host, "--dir", self.folder, "--save", "")
-        return [self._program, *plain, "--repl-diskless-sync-delay", "0", *self._options]
+        return [self._program, *plain, "--repl-diskless-sync-delay", "0", *self.options]
 
     def environment(self) -> Mapping[str, str]:
         if not self.clock_file:

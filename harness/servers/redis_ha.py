@@ -87,7 +87,7 @@ class ClusterNode(RedisServer):
     def __init__(self, node_timeout: float) -> None:
         super().__init__("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
         timeout, bus = f"{node_timeout * 1000:.0f}", str(free_ports(1)[0])
-        self._options += ["--cluster-node-timeout", timeout, "--cluster-port", bus]
+        self.options += ["--cluster-node-timeout", timeout, "--cluster-port", bus]
         self._bus = bus
 
     def meet(self, other: ClusterNode) -> None:

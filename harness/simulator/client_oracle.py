@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from harness import probe
 from harness.checkers.history import History, Op
 from leasehold.aio import AsyncLease
 from leasehold.client.lease import LOST
@@ -85,7 +86,7 @@ class HeldLease:
     @property
     def trusted_until(self) -> float:
         """True time at which the lease's own clock ends it."""
-        return self.process.true_time(self.lease._validity.valid_until)
+        return self.process.true_time(probe.validity(self.lease).valid_until)
 
 
 class ClientOracle:
@@ -113,7 +114,7 @@ class ClientOracle:
     def record_taken_over(self, worker: str, process: Process, lease: AsyncLease) -> HeldLease:
         """One text gives one holder, even if others try at the same time. The history has one interval per token, which
         ended with the hand-over; `check_trust` goes on to compare the lease with what the server promised."""
-        id_hash = lease._claim.id_hash
+        id_hash = probe.claim(lease).id_hash
         if before := self._handed_over.get(id_hash):
             self._add_finding("taken over twice", f"{worker} and {before} took over the lease of {lease.name}")
         self._handed_over[id_hash] = worker
@@ -145,9 +146,9 @@ class ClientOracle:
                 "late", f"{worker} got a lease of {lease.name} that had already ended: {lease.lost_reason} (E8)"
             )
         # The watchdog may be in a call that began before the grant: a slow one lasts two thirds of the shortest ttl.
-        longest_call = lease._core.watchdog.shortest_ttl * 2 / 3
+        longest_call = probe.core(lease).watchdog.shortest_ttl * 2 / 3
         held_lease = HeldLease(worker, process, lease, short_lived=lease.remaining < longest_call)
-        self._held[lease._claim.id_hash] = held_lease
+        self._held[probe.claim(lease).id_hash] = held_lease
         self._all_leases.append(held_lease)
         # Broken before the grant arrived: its holder is notified by the next renewal.
         if lease.token in self.broken_tokens:
@@ -182,14 +183,14 @@ class ClientOracle:
         even if no other client asks for the name. `promised_until`: by name and token, in true time."""
         for held_lease in self._held.values():
             lease = held_lease.lease
-            if lease._final_state is None and held_lease.trusted_until > promised_until(lease.name, lease.token):
+            if not probe.has_final_state(lease) and held_lease.trusted_until > promised_until(lease.name, lease.token):
                 self._add_finding(
                     "trusted too long", f"{held_lease}, token {lease.token}, beyond its promised end (E8)"
                 )
-            validity = lease._validity
-            if lease._strict and validity.valid_until > overdue_at(validity.asked_at, validity.ttl):
+            validity = probe.validity(lease)
+            if probe.is_strict(lease) and validity.valid_until > overdue_at(validity.asked_at, validity.ttl):
                 self._add_finding("not strict", f"{held_lease} after its renewal was overdue, though it is strict")
-            if lease._final_state is None and validity.valid_until < held_lease.ensured_until:
+            if not probe.has_final_state(lease) and validity.valid_until < held_lease.ensured_until:
                 self._add_finding("not ensured", f"{held_lease}, which ends before what ensure() has promised")
 
     def record_ensured(self, held_lease: HeldLease, seconds: float) -> None:
@@ -233,7 +234,7 @@ class ClientOracle:
         return self.history.invoke(held_lease.worker, "release", held_lease.lease.name, token=held_lease.lease.token)
 
     def forget(self, held_lease: HeldLease) -> None:
-        self._held.pop(held_lease.lease._claim.id_hash, None)
+        self._held.pop(probe.claim(held_lease.lease).id_hash, None)
 
     def record_crash(self, process: Process) -> None:
         """Call this before the process dies: from then on its workers hold nothing."""
@@ -248,8 +249,8 @@ class ClientOracle:
         for held_lease in self._all_leases:
             if not held_lease.process.dead:
                 self._record_expiry(held_lease)
-            if held_lease.lease._final_state is None:
-                held_lease.lease._final_state = LOST
+            if not probe.has_final_state(held_lease.lease):
+                probe.set_final_state(held_lease.lease, LOST)
 
     def _record_expiry(self, held_lease: HeldLease) -> None:
         if (

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from harness import probe
 from harness.simulator.client_oracle import LIMITS, RESIZED, ClientOracle, Request, Shape, Style
 from harness.simulator.workload import Program
 from leasehold.aio import AsyncClient
@@ -325,7 +326,7 @@ class FaultInjector:
         for lock_state in self._server.memory.lock_states.values():
             clients = [entry.client for _, entry in lock_state.waiters]
             for program in self._programs:
-                if len(clients) > 1 and program.client._core.registry.client_id == clients[0]:
+                if len(clients) > 1 and probe.core(program.client).registry.client_id == clients[0]:
                     self._pause(program, self._random.uniform(3.5, 9.0))
                     return
 

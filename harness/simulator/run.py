@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from harness import probe
 from harness.checkers.intervals import check
 from harness.simulator.client_oracle import RESIZED, ClientOracle
 from harness.simulator.faults import FaultInjector, Operator, SimulationPlan, harsh_plan, plan_for_seed
@@ -195,7 +196,7 @@ class SimulationRun:
         if not self._advance(settle_seconds):
             return False
         for program in living:
-            registry = program.client._core.registry
+            registry = probe.core(program.client).registry
             if registry.pending_releases or registry.waiting or registry.held:
                 text = f"{program.name} has claims or pending releases {settle_seconds} s after its last call (E6)"
                 self.add_finding("not released", text)

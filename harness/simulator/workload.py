@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from harness import probe
 from harness.simulator.client_oracle import AddFinding, ClientOracle, HeldLease, Request, RequestOps
 from leasehold.aio import AsyncClient, AsyncLock
 from leasehold.client import lease_document
@@ -116,7 +117,7 @@ class Program:
                 )
         except LeaseLost:
             # Leaving may also raise because of the engine's answer to the release. Then the release ended no grant.
-            if held and held_lease is not None and self._was_alive(held_lease.lease._claim):
+            if held and held_lease is not None and self._was_alive(probe.claim(held_lease.lease)):
                 self._add_finding("false alarm", f"{worker} got LeaseLost for {request.name} while it was held")
         except (asyncio.CancelledError, Unavailable):
             if held_lease is None:

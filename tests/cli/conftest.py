@@ -102,7 +102,7 @@ class Terminal:
     """A process with its own terminal, and the user in front of it."""
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
-        self.pid, self._fd = pty.fork()
+        self.pid, self.fd = pty.fork()
         if self.pid == 0:
             try:
                 os.chdir(folder)
@@ -113,7 +113,7 @@ class Terminal:
         self.status: int | None = None
 
     def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
+        os.write(self.fd, text.encode())
 
     def read(self, expected: str, seconds: float = SECONDS) -> None:
         """Read until the screen has shown `expected`."""
@@ -124,10 +124,10 @@ class Terminal:
             assert self._read_chunk(remaining), f"it ended without {expected!r}:\n{self.seen}"
 
     def _read_chunk(self, seconds: float) -> bool:
-        if not select.select([self._fd], [], [], seconds)[0]:
+        if not select.select([self.fd], [], [], seconds)[0]:
             return True
         try:
-            data = os.read(self._fd, 65536)
+            data = os.read(self.fd, 65536)
         except OSError:  # Linux, at end of file
             return False
         self.seen += data.decode(errors="replace")
@@ -141,7 +141,7 @@ class Terminal:
             if self._ended():
                 break
         poll_until(self._ended, seconds)
-        while select.select([self._fd], [], [], 0)[0] and self._read_chunk(0):
+        while select.select([self.fd], [], [], 0)[0] and self._read_chunk(0):
             pass
         assert self.status is not None
         return os.waitstatus_to_exitcode(self.status)
@@ -157,7 +157,7 @@ class Terminal:
         if not self._ended():
             os.kill(self.pid, signal.SIGKILL)
             poll_until(self._ended)
-        os.close(self._fd)
+        os.close(self.fd)
 
 
 @pytest.fixture(autouse=True)

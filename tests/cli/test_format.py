@@ -3,11 +3,11 @@
 import pytest
 
 from leasehold.cli import render
-from leasehold.cli.run.command import run
 from leasehold.cli.run.job import RunOptions
 from leasehold.cli.watch import HoldingChange, compare
 from leasehold.errors import NotAcquired
 from leasehold.model import Holder, Holding
+from tests.support import probe_cli
 
 
 def holding(state="held", token=1, fingerprint="f", **overrides):
@@ -36,7 +36,7 @@ def snapshot(*holdings):
     ],
 )
 def test_run_splits_options_from_the_command(words, head, command):
-    assert run._split_args(words.split()) == (head.split(), command.split())
+    assert probe_cli.split_arguments(words.split()) == (head.split(), command.split())
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,9 @@ import pytest
 
 from leasehold import Client
 from leasehold.cli import server_api
-from leasehold.cli.history import _read as read_grant
 from leasehold.cli.server_api import ServerApi
-from leasehold.cli.stats import _stats_lines
 from leasehold.errors import AccessDenied, ConfigError, LeaseholdError, Unavailable
+from tests.support import probe_cli
 from tests.support.running_server import poll, running
 
 JSON_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
@@ -154,7 +153,7 @@ def test_answer_that_is_no_answer_raises(status, body, error):
 @pytest.mark.parametrize("begin", [b"", b"\r\nContent-Length: 1200\r\n\r\n"], ids=["headers", "body"])
 def test_answer_without_an_end_is_cut_off(monkeypatch, begin):
     """Each byte comes in time for the timeout of a socket."""
-    monkeypatch.setattr(server_api, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(*probe_cli.SERVER_TIMEOUT, 0.2)
     over = threading.Event()
 
     class Handler(BaseRequestHandler):
@@ -214,7 +213,7 @@ GRANT = {
 
 def test_tls_handshake_without_end_is_ended_at_the_deadline(monkeypatch):
     """OpenSSL ignores these messages and reads on: no timeout of a socket ends that."""
-    monkeypatch.setattr(server_api, "_TIMEOUT", 0.3)
+    monkeypatch.setattr(*probe_cli.SERVER_TIMEOUT, 0.3)
     hung_up = threading.Event()
 
     def serve() -> None:
@@ -245,9 +244,9 @@ def test_tls_handshake_without_end_is_ended_at_the_deadline(monkeypatch):
     [("waited", "-rf"), ("holder", 0), ("reason", {}), ("token", "5"), ("granted_at", 1e300), ("refused", 1)],
 )
 def test_grant_with_a_member_of_another_type_is_no_answer(member, value):
-    assert read_grant(GRANT).end == "lost"
+    assert probe_cli.read_past_grant(GRANT).end == "lost"
     with pytest.raises(Unavailable), server_api.reading("/v1/history"):
-        read_grant({**GRANT, member: value})
+        probe_cli.read_past_grant({**GRANT, member: value})
 
 
 def test_texts_of_a_server_cannot_move_the_cursor():
@@ -262,7 +261,7 @@ def test_texts_of_a_server_cannot_move_the_cursor():
         "held": None,
     }
     stats = {"since": 0.0, "until": 60.0, "total": total, "groups": [{**total, "group": "\x1b]0;title\x07"}]}
-    assert all(click.unstyle(line).isprintable() for line in _stats_lines(stats))
+    assert all(click.unstyle(line).isprintable() for line in probe_cli.stats_lines(stats))
 
 
 def test_request_goes_to_the_next_server_with_the_key(monkeypatch):

@@ -10,11 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-import leasehold
 from leasehold import AsyncClient, Client, ConfigError, LeaseLost, MultiLock, NotAcquired, SelfDeadlock, Unavailable
-from leasehold.client import any_of
-from leasehold.client.any_of import _Member
-from tests.support import probe
+from tests.support import probe, probe_acquire
 
 NAMES = ["gpu0", "gpu1", "gpu2"]
 
@@ -317,7 +314,7 @@ def test_ctrl_c_at_every_point_of_any_of_leaves_nothing(bench, wait_until, ctrl_
     assert number > 40
     for lease in leases.values():
         lease.release()
-    assert not probe.held_locks(client)._held
+    assert not probe.held_lock_entries(client)
     assert not probe.registry(client).waiting
 
 
@@ -327,12 +324,14 @@ def test_ctrl_c_after_the_grant_of_a_pool_releases_it_at_once(bench, monkeypatch
     async def attempt_none(_) -> None:
         return None
 
-    def interrupted(members, leave_all=any_of._leave_all) -> None:
+    leave_all = getattr(*probe_acquire.LEAVE_ALL)
+
+    def interrupted(members) -> None:
         leave_all(members)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(any_of._PoolAcquire, "_attempt_each", attempt_none)
-    monkeypatch.setattr(any_of, "_leave_all", interrupted)
+    monkeypatch.setattr(*probe_acquire.ATTEMPT_EACH, attempt_none)
+    monkeypatch.setattr(*probe_acquire.LEAVE_ALL, interrupted)
     client = bench.client(ttl=600)
     with pytest.raises(KeyboardInterrupt) as caught:
         client.any_of(["a", "b"]).acquire()
@@ -346,7 +345,7 @@ def test_waiting_pool_asks_a_silent_engine_once_before_it_queues(bench, monkeypa
     async def give_up(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(any_of, "_first_grant", give_up)
+    monkeypatch.setattr(*probe_acquire.FIRST_GRANT, give_up)
     asked, call = [], bench.transport.call
     monkeypatch.setattr(bench.transport, "call", lambda verb, *args: asked.append(verb) or call(verb, *args))
     bench.transport.silent = True
@@ -358,7 +357,7 @@ def test_waiting_pool_asks_a_silent_engine_once_before_it_queues(bench, monkeypa
 def test_interrupt_while_leaving_one_queue_leaves_the_others_too(bench, monkeypatch, wait_until) -> None:
     client, holder = bench.client(), bench.client()
     leases = [holder.lock(name).acquire() for name in NAMES]
-    leave, calls = _Member.leave, []
+    leave, calls = probe_acquire.PoolMember.leave, []
 
     def interrupted(member) -> None:
         calls.append(member)
@@ -366,8 +365,8 @@ def test_interrupt_while_leaving_one_queue_leaves_the_others_too(bench, monkeypa
             raise KeyboardInterrupt
         leave(member)
 
-    monkeypatch.setattr(_Member, "leave", interrupted)
-    monkeypatch.setattr(leasehold.client.any_of, "_first_grant", _interrupted_wait)
+    monkeypatch.setattr(probe_acquire.PoolMember, "leave", interrupted)
+    monkeypatch.setattr(*probe_acquire.FIRST_GRANT, _interrupted_wait)
     with pytest.raises(KeyboardInterrupt):
         client.any_of(NAMES).acquire()
     assert waiters_of(bench.server) == []

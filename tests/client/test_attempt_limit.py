@@ -11,7 +11,7 @@ import pytest
 
 from leasehold import AsyncClient, Client, ConfigError
 from leasehold.client.attempt_limit import MAX_ATTEMPTS, AttemptLimit
-from tests.support import probe
+from tests.support import probe, probe_acquire
 
 
 def fill(limit: AttemptLimit) -> None:
@@ -60,10 +60,10 @@ def test_caller_that_gives_up_while_it_is_admitted_leaves_room_for_others() -> N
             callers["first"].close()
             limit.leave("first", answered=False)
 
-    limit._under_way = InterruptedSet(limit._under_way, give_up)
+    probe_acquire.replace_attempts_under_way(limit, InterruptedSet(probe_acquire.attempts_under_way(limit), give_up))
     limit.leave("sent 0", answered=True)
-    assert "first" not in limit._under_way
-    assert "second" in limit._under_way
+    assert "first" not in probe_acquire.attempts_under_way(limit)
+    assert "second" in probe_acquire.attempts_under_way(limit)
     callers["second"].close()
 
 
@@ -72,7 +72,8 @@ def test_new_caller_does_not_overtake_one_that_waits_to_be_sent() -> None:
     fill(limit)
     caller = limit.enter("first", 200.0)
     caller.send(None)
-    limit._under_way.discard("sent 0")  # another thread gives its place back, and has yet to admit the next
+    # another thread gives its place back, and has yet to admit the next
+    probe_acquire.attempts_under_way(limit).discard("sent 0")
     assert not limit.try_enter("late")
     limit.leave("sent 0", answered=True)
     with pytest.raises(StopIteration):
@@ -84,7 +85,7 @@ def test_thread_admitted_while_the_interpreter_exits_sends_nothing(bench, in_new
     fill(core.attempts)
 
     def exit_soon() -> None:
-        wait_until(lambda: core.attempts._waiting)
+        wait_until(lambda: probe_acquire.callers_waiting(core.attempts))
         core.exiting = True
         core.attempts.leave("sent 0", answered=True)
 
@@ -107,10 +108,13 @@ def test_ctrl_c_while_a_caller_is_admitted_leaves_it_to_the_next(ctrl_c) -> None
         interrupted = ctrl_c(number, lambda: limit.leave("sent 0", answered=True), "attempt_limit.py")  # noqa: B023
         limit.leave("sent 0", answered=False)  # as `acquire` does when it was interrupted
         limit.leave("sent 1", answered=True)
-        assert limit._under_way == {"late", *(f"sent {number}" for number in range(2, MAX_ATTEMPTS))}
+        assert probe_acquire.attempts_under_way(limit) == {
+            "late",
+            *(f"sent {number}" for number in range(2, MAX_ATTEMPTS)),
+        }
         with pytest.raises(StopIteration):  # no longer suspended
             caller.send(None)
-        assert not limit._waiting
+        assert not probe_acquire.callers_waiting(limit)
     assert number > 10
 
 
@@ -126,7 +130,7 @@ def test_ctrl_c_at_every_point_of_acquire_gives_its_place_back(bench, ctrl_c) ->
             pass
 
     while ctrl_c(number := number + 1, work, "client/acquire.py", "client/attempt_limit.py"):
-        assert not limit._under_way, f"Ctrl-C at place {number}"
+        assert not probe_acquire.attempts_under_way(limit), f"Ctrl-C at place {number}"
     assert number > 100
 
 
@@ -166,7 +170,7 @@ def test_caller_that_waits_to_be_sent_sends_nothing_after_close(monkeypatch) -> 
         monkeypatch.setattr(probe.engine(client), "attempt", lambda claim, _deadline: sent.append(claim))
         fill(attempts)
         waiting = asyncio.create_task(client.lock("a", wait=30).acquire())
-        while not attempts._waiting:
+        while not probe_acquire.callers_waiting(attempts):
             await asyncio.sleep(0)
         closing = asyncio.create_task(client.close())
         while not probe.is_closed(client):

@@ -76,7 +76,7 @@ def test_breaker_that_is_not_a_bool_is_refused() -> None:
 
 def test_pickled_client_keeps_its_breaker() -> None:
     with Client("memory://", breaker=True) as client, pickle.loads(pickle.dumps(client)) as copy:
-        assert copy._options.breaker
+        assert probe.client_options(copy).breaker
 
 
 def test_open_breaker_refuses_at_once_and_says_when_it_retries(client, clock, faults, events, caplog) -> None:

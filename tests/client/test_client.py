@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
-from leasehold.client import base as client_base
 from leasehold.config import ClientOptions, EngineConfig
 from leasehold.model import Claim, Holder
 from tests.support import probe
@@ -129,7 +128,7 @@ def test_client_and_lock_pickle_as_configuration() -> None:
             assert again.inspect()[0].holder.label == "me"
             assert again.lock("b").options.ttl == 7
             assert (lock.name, lock.options.wait) == ("a", 3)
-        lock._client.close()
+        probe.client_of(lock).close()
 
 
 def test_client_with_custom_engine_cannot_be_pickled(bench) -> None:
@@ -300,10 +299,10 @@ def test_ping_connect_and_traits_of_client(bench) -> None:
 def test_collected_client_core_is_removed_from_fork_registry() -> None:
     client = Client("memory://")
     key = id(probe.core(client))
-    assert client_base._CORES[key]() is probe.core(client)
+    assert probe.live_core(key) is probe.core(client)
     del client
     gc.collect()
-    assert key not in client_base._CORES or client_base._CORES[key]() is None
+    assert probe.live_core(key) is None
 
 
 @pytest.mark.parametrize(

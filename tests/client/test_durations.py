@@ -13,6 +13,7 @@ from leasehold import Client, ConfigError, Conflict, advise_ttl, fences, optimis
 from leasehold.cli.options import seconds
 from leasehold.config import EngineConfig, check_seconds, parse_duration
 from leasehold.engines.zookeeper.url import parse_url
+from tests.support import probe
 
 _VALID = {
     "30s": 30.0,
@@ -55,7 +56,7 @@ def test_zero_is_refused_where_it_makes_no_sense() -> None:
 
 def test_clients_and_locks_take_durations(bench) -> None:
     client = bench.client(ttl="2m", call_timeout=timedelta(seconds=2))
-    assert (client._options.ttl, client._options.call_timeout) == (120.0, 2.0)
+    assert (probe.client_options(client).ttl, probe.client_options(client).call_timeout) == (120.0, 2.0)
     lock = client.lock("a", ttl="1h", wait="10m", min_hold="1s", max_hold=timedelta(days=2), delay="500ms")
     options = lock.options
     assert (options.ttl, options.wait, options.min_hold, options.max_hold, options.delay) == (3600, 600, 1, 172800, 0.5)
@@ -68,7 +69,7 @@ def test_clients_and_locks_take_durations(bench) -> None:
     with client.multilock(["b", "c"], wait="1m") as leases:
         assert leases.held
     election = client.election("d", max_hold="1h", min_hold="2s")
-    assert election._lock.options.min_hold == 2
+    assert probe.lock_of(election).options.min_hold == 2
     assert list(election.observe(seconds="0s")) == []
 
 
@@ -133,6 +134,6 @@ def test_max_ttl_allows_a_longer_ttl_and_survives_pickling() -> None:
         with pytest.raises(ConfigError, match="at most 604800 s"):
             client.lock("a", ttl="8d")
         with pickle.loads(pickle.dumps(client)) as copy:
-            assert copy._options.max_ttl == 7 * 86400
+            assert probe.client_options(copy).max_ttl == 7 * 86400
     with Client("memory://", ttl=10, max_ttl=20) as strict, pytest.raises(ConfigError, match="at most 20 s"):
         strict.lock("a", ttl=21)

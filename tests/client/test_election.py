@@ -61,10 +61,10 @@ def test_election_checks_options_and_required_traits(bench) -> None:
     with pytest.raises(Unsupported, match="fencing"):
         client.election("boss")
     probe.engine(client).traits = TRAITS._replace(outlives=False)
-    assert client.election("boss")._lock.options.min_hold == 0, "min_hold needs the trait outlives"
+    assert probe.lock_of(client.election("boss")).options.min_hold == 0, "min_hold needs the trait outlives"
     probe.engine(client).traits = TRAITS
-    assert client.election("boss", min_hold=5)._lock.options.min_hold == 5
-    assert client.election("boss", max_hold=0.5)._lock.options.min_hold == 0.5
+    assert probe.lock_of(client.election("boss", min_hold=5)).options.min_hold == 5
+    assert probe.lock_of(client.election("boss", max_hold=0.5)).options.min_hold == 0.5
     assert "boss" in repr(client.election("boss"))
 
 

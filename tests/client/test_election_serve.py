@@ -10,6 +10,7 @@ import time
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError
+from tests.support import probe
 from tests.support.timing import check_elapsed
 
 
@@ -172,8 +173,8 @@ def test_terms_in_one_process_never_overlap(url, wait_until, clients) -> None:
     second_thread.start()
     wait_until(lambda: any(holding.state == "waiting" for holding in opened[0].inspect()))
     opened[0].break_lock("boss", token=opened[0].inspect()[0].token)
-    wait_until(lambda: "stop 1" in calls and second._term is not None)
-    assert second._term.held
+    wait_until(lambda: "stop 1" in calls and probe.term(second) is not None)
+    assert probe.term(second).held
     time.sleep(0.1)  # pause: the second could wrongly start meanwhile
     assert calls == ["start 1", "stop 1"]
     first.resign()

@@ -75,7 +75,7 @@ def test_failed_inner_with_block_keeps_outer_lease(bench) -> None:
         assert permit.held
         other.release()
         with pytest.raises(LeaseLost), permits as inner:
-            inner._end_lost("broken")
+            probe.end_lost(inner, "broken")
         assert permit.held
     assert not permit.held
 

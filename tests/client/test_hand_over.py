@@ -92,7 +92,7 @@ def test_lease_can_be_handed_over_again(bench) -> None:
     with pytest.raises(LeaseLost):
         clients[0].take_over(texts[0])
     taken = clients[0].take_over(text)
-    assert taken._max_hold_at - bench.clock.at == pytest.approx(85)
+    assert probe.max_hold_ends_at(taken) - bench.clock.at == pytest.approx(85)
 
 
 def test_taken_over_lease_is_trusted_less_the_drift_of_its_new_client(bench) -> None:

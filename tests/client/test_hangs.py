@@ -137,7 +137,7 @@ def test_held_locks_survive_release_in_another_thread(bench) -> None:
                 go_on.wait(0.3)  # with the mutex, the owner waits for this; without it, it adds its entry meanwhile
             super().__delitem__(key)
 
-    probe.held_locks(client)._held = PausingDict()
+    probe.replace_held_lock_entries(client, PausingDict())
     helper = threading.Thread(target=semaphore.acquire().release)
     helper.start()
     assert paused.wait(10)

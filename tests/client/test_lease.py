@@ -11,7 +11,6 @@ import warnings
 import pytest
 
 from leasehold import Client, ConfigError, Event, Lease, LeaseLost, LeaseState, NotAcquired, Unavailable
-from leasehold.client.lease import Renewal
 from leasehold.model import Alive
 from tests.support import probe
 
@@ -154,7 +153,7 @@ def test_max_hold_ends_lease_while_engine_still_renews(bench, wait_until) -> Non
     wait_until(lambda: probe.renewed_at(lease) > 1020)
     assert lease.remaining == pytest.approx(5)
     bench.clock.advance(5)
-    wait_until(lambda: lease._final_state is not None)
+    wait_until(lambda: probe.has_final_state(lease))
     assert (lease.state, lease.lost_reason) == ("LOST", "max_hold")
     assert not lease.release()
     assert bench.client().lock("a").try_acquire()
@@ -222,8 +221,7 @@ def test_explicit_renewals_leave_one_scheduled_watchdog_renewal(bench, wait_unti
         lease.renew()
     bench.clock.advance(10)
     wait_until(lambda: probe.renewed_at(lease) == 1010)
-    watchdog = probe.watchdog(client)
-    wait_until(lambda: watchdog._wakes_at < float("inf"))
+    wait_until(lambda: probe.watchdog_sleeps(client))
     calls = bench.transport.calls
     bench.clock.advance(10)
     wait_until(lambda: probe.renewed_at(lease) == 1020)
@@ -282,7 +280,7 @@ def test_pending_release_is_dropped_after_expiry(bench, wait_until) -> None:
     lease = client.lock("a", ttl=20).acquire()
     bench.transport.silent = True
     lease.release()
-    wait_until(lambda: probe.watchdog(client)._release_failures > 0)
+    wait_until(lambda: probe.failed_releases(client) > 0)
     bench.clock.advance(21)
     wait_until(lambda: not probe.pending_releases(client))
 
@@ -325,7 +323,7 @@ def test_wait_lost_returns_true_when_lease_is_broken(bench, wait_until) -> None:
     seen: list[bool] = []
     waiter = threading.Thread(target=lambda: seen.append(lease.wait_lost(60)))
     waiter.start()
-    wait_until(lambda: lease._signals)
+    wait_until(lambda: probe.callers_of_wait_lost(lease))
     bench.client().break_lock("a", token=lease.token)
     waiter.join(60)
     assert seen == [True]
@@ -337,7 +335,7 @@ def test_wait_lost_returns_false_when_another_thread_releases(bench, wait_until)
     seen: list[bool] = []
     waiter = threading.Thread(target=lambda: seen.append(lease.wait_lost()))
     waiter.start()
-    wait_until(lambda: lease._signals)
+    wait_until(lambda: probe.callers_of_wait_lost(lease))
     lease.release()
     waiter.join(60)
     assert seen == [False]
@@ -411,8 +409,8 @@ def test_lease_is_renewed_beyond_its_ttl_on_real_clock() -> None:
 def test_renewal_answered_after_the_end_changes_nothing(end) -> None:
     with Client("memory://") as client:
         lease = client.lock("job").acquire()
-        late = Renewal(probe.runtime(client).now(), probe.renewal_claim(lease), Alive(60.0))
-        lease.release() if end == "released" else lease._end_lost("broken")
-        before = lease.state, lease._validity, lease._renew_at
-        lease._on_renewal(late)
-        assert (lease.state, lease._validity, lease._renew_at) == before
+        late = (probe.runtime(client).now(), probe.renewal_claim(lease), Alive(60.0))
+        lease.release() if end == "released" else probe.end_lost(lease, "broken")
+        before = lease.state, probe.validity(lease), probe.next_renewal(lease)
+        probe.answer_renewal(lease, *late)
+        assert (lease.state, probe.validity(lease), probe.next_renewal(lease)) == before

@@ -128,7 +128,7 @@ def test_ctrl_c_at_every_point_of_with_releases_a_kept_lease(bench, wait_until, 
             probe.wake_watchdog(client)
         wait_until(lambda: not bench.server.lock_states, 30)
     assert number > 60
-    assert not probe.held_locks(client)._held
+    assert not probe.held_lock_entries(client)
 
 
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
@@ -154,13 +154,13 @@ def test_ctrl_c_while_reentering_leaves_the_outer_hold_alone(bench, ctrl_c, how)
     # Not at each line of call(): no handler covers the line that begins a `try`, and no signal arrives there.
     files = ("blocking/locks.py",) if how == "call" else ("client/lock.py", "multilock.py")
     with lock as lease:
-        number, uninterrupted, held_locks = 0, 0, probe.held_locks(client)._held
+        number, uninterrupted, held_locks = 0, 0, probe.held_lock_entries(client)
         while uninterrupted < 3:  # the interpreter swallows an exception where a generator is closed
             interrupted = ctrl_c(number := number + 1, work, *files)
             uninterrupted = 0 if interrupted else uninterrupted + 1
-            if how == "acquire" and lease._depth == 2 and len(next(iter(held_locks.values()))) == 2:
+            if how == "acquire" and probe.depth(lease) == 2 and len(next(iter(held_locks.values()))) == 2:
                 lease.release()  # acquired, even if Ctrl-C came while acquire() returned
-            assert lease._depth == 1, f"Ctrl-C at place {number} left a hold"
+            assert probe.depth(lease) == 1, f"Ctrl-C at place {number} left a hold"
             assert [len(entries) for entries in held_locks.values()] == [1], f"Ctrl-C at place {number} left an entry"
         assert number > 40
         assert lease.held

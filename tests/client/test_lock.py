@@ -176,7 +176,7 @@ def test_reentrant_acquire_needs_one_release_per_acquire(bench) -> None:
     assert outer.held
     assert outer.release()
     assert outer.state == "RELEASED"
-    assert not probe.held_locks(lock)._held
+    assert not probe.held_lock_entries(lock)
 
 
 def test_reentrant_lease_that_ends_just_then_is_acquired_anew(bench, monkeypatch) -> None:
@@ -187,7 +187,7 @@ def test_reentrant_lease_that_ends_just_then_is_acquired_anew(bench, monkeypatch
     def find_and_lose(name: str):
         found = find(name)
         bench.client().break_lock("a", token=outer.token)
-        outer._end_lost("broken")
+        probe.end_lost(outer, "broken")
         return found
 
     with monkeypatch.context() as patch:

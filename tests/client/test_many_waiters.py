@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from leasehold import AsyncClient, Client
-from leasehold.core.lock_state import LockState
-from tests.support import probe
+from tests.support import probe, probe_lock_state
 
 
 @pytest.fixture
@@ -17,7 +16,7 @@ def tickets(monkeypatch):
     """The tickets in the order in which they were served, and the waiters that were passed over."""
     served: list[int] = []
     passed_over: list[str] = []
-    grant_entry, pass_over = LockState._grant_entry, LockState._pass_over
+    grant_entry, pass_over = getattr(*probe_lock_state.GRANT_ENTRY), getattr(*probe_lock_state.PASS_OVER)
 
     def note_served(self, context, entry, claim, notifications):
         if entry.id_hash not in passed_over and entry.state == 1:
@@ -28,8 +27,8 @@ def tickets(monkeypatch):
         passed_over.append(entry.id_hash)
         pass_over(self, entry)
 
-    monkeypatch.setattr(LockState, "_grant_entry", note_served)
-    monkeypatch.setattr(LockState, "_pass_over", note_passed_over)
+    monkeypatch.setattr(*probe_lock_state.GRANT_ENTRY, note_served)
+    monkeypatch.setattr(*probe_lock_state.PASS_OVER, note_passed_over)
     return served, passed_over
 
 

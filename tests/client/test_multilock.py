@@ -175,7 +175,7 @@ def test_multilock_loss_calls_on_lost_once_and_exit_raises(bench, wait_until) ->
 def test_multilock_loss_is_a_note_on_the_body_error(bench) -> None:
     client = bench.client()
     with pytest.raises(ZeroDivisionError) as caught, client.multilock(["a", "b"]) as leases:
-        leases["b"]._end_lost("broken")
+        probe.end_lost(leases["b"], "broken")
         1 / 0  # noqa: B018
     assert "the lease of b" in caught.value.__notes__[0]
 
@@ -261,7 +261,7 @@ def test_multilock_refuses_same_name_from_two_clients_of_one_engine() -> None:
 def test_multilock_order_is_by_name_then_engine() -> None:
     first_client, second_client = Client("memory://one"), Client("memory://two", namespace="n")
     locks = [second_client.lock("b"), first_client.lock("b"), second_client.lock("a"), first_client.lock("c")]
-    orders = {tuple(map(id, MultiLock(given)._sorted_locks)) for given in (locks, locks[::-1])}
+    orders = {tuple(map(id, probe.sorted_locks(MultiLock(given)))) for given in (locks, locks[::-1])}
     assert orders == {tuple(map(id, [locks[2], locks[1], locks[0], locks[3]]))}
     first_client.close()
     second_client.close()

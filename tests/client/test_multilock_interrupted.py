@@ -15,7 +15,6 @@ from leasehold import (
     NotAcquired,
 )
 from leasehold.client.held_locks import HeldLocks
-from leasehold.client.lease import BaseLease
 from tests.support import probe
 
 
@@ -92,7 +91,7 @@ def test_ctrl_c_during_multilock_exit_releases_all_names(bench, wait_until, monk
         patch.setattr(HeldLocks, "pop", second_interrupted)
     probe.wake_watchdog(client)
     wait_until(lambda: bench.held_names() == [])
-    assert not probe.held_locks(client)._held
+    assert not probe.held_lock_entries(client)
 
 
 def test_ctrl_c_during_multilock_rollback_releases_all_names(bench, monkeypatch) -> None:
@@ -156,7 +155,7 @@ def test_ctrl_c_at_every_point_of_multilock_leaves_nothing(bench, wait_until, ct
         except AssertionError:
             pytest.fail(f"left after Ctrl-C at place {number}: {bench.held_names()}")
     assert number > 60
-    assert not probe.held_locks(client)._held
+    assert not probe.held_lock_entries(client)
     assert held is None or held.held
 
 
@@ -164,7 +163,7 @@ def test_ctrl_c_at_every_point_of_multilock_leaves_nothing(bench, wait_until, ct
 @pytest.mark.parametrize("before", [False, True])
 def test_rollback_releases_all_however_often_it_is_interrupted(bench, monkeypatch, interrupts, before) -> None:
     # Ctrl-C pressed again and again: each one interrupted the rollback, and the third left the other locks held.
-    rollback, left = BaseLease._rollback, [KeyboardInterrupt] * interrupts
+    rollback, left = getattr(*probe.ROLLBACK), [KeyboardInterrupt] * interrupts
 
     def interrupted(lease, held_lock) -> None:
         if not before:
@@ -175,7 +174,7 @@ def test_rollback_releases_all_however_often_it_is_interrupted(bench, monkeypatc
 
     held = bench.client().lock("d").acquire()
     client = bench.client()
-    monkeypatch.setattr(BaseLease, "_rollback", interrupted)
+    monkeypatch.setattr(*probe.ROLLBACK, interrupted)
     with pytest.raises(KeyboardInterrupt):
         client.multilock(["a", "b", "c", "d"], wait=0).acquire()
     assert not left
@@ -184,7 +183,7 @@ def test_rollback_releases_all_however_often_it_is_interrupted(bench, monkeypatc
 
 
 def test_rollback_continues_after_a_lease_that_cannot_be_released(bench, monkeypatch) -> None:
-    rollback, left = BaseLease._rollback, []
+    rollback, left = getattr(*probe.ROLLBACK), []
 
     def fail_for_b(lease, held_lock) -> None:
         if lease.name == "b":
@@ -193,7 +192,7 @@ def test_rollback_continues_after_a_lease_that_cannot_be_released(bench, monkeyp
         rollback(lease, held_lock)
 
     held = bench.client().lock("d").acquire()
-    monkeypatch.setattr(BaseLease, "_rollback", fail_for_b)
+    monkeypatch.setattr(*probe.ROLLBACK, fail_for_b)
     with pytest.raises(MemoryError):
         bench.client().multilock(["a", "b", "c", "d"], wait=0).acquire()
     monkeypatch.undo()

@@ -109,7 +109,7 @@ def test_search_comes_after_a_second_of_waiting_and_not_near_the_deadline(bench)
     core, verbs = probe.core(client), []
     call = bench.transport.call
     bench.transport.call = lambda verb, args, deadline: verbs.append(verb) or call(verb, args, deadline)
-    claim = lock._new_claim()._replace(queue=True, wait_deadline=bench.clock.at + 10)
+    claim = probe.new_claim(lock)._replace(queue=True, wait_deadline=bench.clock.at + 10)
     probe.registry(client).add_waiter(claim, core.runtime)
     search = WaitSearch(core, bench.clock.at)
     assert search.seconds_left(bench.clock.at) == FIRST_SEARCH
@@ -149,7 +149,7 @@ def test_waits_of_one_client_share_their_searches(bench) -> None:
 def test_search_that_got_no_answer_is_made_again_soon(bench) -> None:
     client = bench.client()
     core, held = probe.core(client), client.lock("a").acquire()
-    claim = client.lock("a", on_deadlock="raise")._new_claim()._replace(queue=True, wait_deadline=float("inf"))
+    claim = probe.new_claim(client.lock("a", on_deadlock="raise"))._replace(queue=True, wait_deadline=float("inf"))
     probe.registry(client).add_waiter(claim, core.runtime)
     search = WaitSearch(core, bench.clock.at)
     bench.clock.at += FIRST_SEARCH

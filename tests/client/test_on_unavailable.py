@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 
 from leasehold import AsyncClient, Client, ConfigError, Event, LeaseState, NotAcquired, Unavailable
-from leasehold.client import acquire
 from leasehold.client.acquire import AcquireRequest
 from leasehold.core import timing
 from leasehold.core.timing import NEVER
 from leasehold.engines import memory
 from leasehold.errors import Overloaded
-from leasehold.runtime.base import run_sync
 from leasehold.testing import Clock, Faults, drop_answer, drop_request, faulty, silently
 from leasehold.testing.clock import ClockThreads
-from tests.support import probe
+from tests.support import probe, probe_acquire
 
 MakeClient = Callable[..., Client]
 
@@ -273,7 +271,7 @@ def test_asyncio_runs_and_waits_without_engine(faults) -> None:
 
 def overloaded_request(bench, **options: object) -> AcquireRequest:
     lock = bench.client(call_timeout=5).lock("a", **options)
-    return AcquireRequest(lock, lock._new_claim(), bench.clock.at, None, False, lock._core.engine)
+    return AcquireRequest(lock, probe.new_claim(lock), bench.clock.at, None, False, probe.core(lock).engine)
 
 
 def test_caller_that_may_run_retries_after_overload_for_call_timeout(bench) -> None:
@@ -292,5 +290,5 @@ def test_pauses_after_overload_do_not_grow_for_a_queued_claim(bench, monkeypatch
     monkeypatch.setattr(timing, "overload_pause", lambda *args: asked.append(args[0]) or 0.0)
     request = overloaded_request(bench)
     claim, error = request.claim._replace(wait_deadline=NEVER), Overloaded("busy", engine="memory", retry_in=1.0)
-    run_sync(acquire._pause_before_retry(request, claim, error, 7, is_queued=is_queued))
+    probe_acquire.pause_before_retry(request, claim, error, 7, is_queued=is_queued)
     assert asked == [tries]

@@ -11,7 +11,7 @@ from leasehold.engines.memory import TRAITS, InProcessTransport, MemoryEngine
 from leasehold.engines.registry import snapshot_items
 from leasehold.errors import Reentered
 from leasehold.model import Claim, Holder
-from tests.support import probe
+from tests.support import probe, probe_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -51,7 +51,7 @@ def test_trait_lost_on_connect_is_refused_before_any_grant(bench) -> None:
 def test_reentrant_engine_call_raises_and_release_becomes_pending(bench, wait_until) -> None:
     client = bench.client()
     lease, other = client.lock("a").acquire(), client.lock("b").acquire()
-    with bench.server._mutex:  # as when a finaliser or signal handler runs meanwhile
+    with probe_memory.mutex(bench.server):  # as when a finaliser or signal handler runs meanwhile
         for call in (client.inspect, client.lock("c").acquire, lambda: client.break_lock("b", token=other.token)):
             with pytest.raises(Reentered, match="finaliser or signal handler"):
                 call()
@@ -64,7 +64,7 @@ def test_reentrant_engine_call_raises_and_release_becomes_pending(bench, wait_un
 def test_close_while_engine_mutex_is_held_returns(bench) -> None:
     client = bench.client(call_timeout=0.2)
     lease = client.lock("a").acquire()
-    with bench.server._mutex:
+    with probe_memory.mutex(bench.server):
         client.close()
     assert lease.state == "RELEASED"
 
@@ -118,14 +118,14 @@ def test_callback_thread_start_is_retried_after_failure(bench, monkeypatch, wait
     notified: list[object] = []
     lease.on_lost(notified.append)
     callbacks = probe.core(client).callbacks
-    start_thread = callbacks._runtime.start_thread
+    start_thread = probe.callback_runtime(client).start_thread
 
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    callbacks._runtime.start_thread = refuse
+    probe.callback_runtime(client).start_thread = refuse
     callbacks.submit(notified.append, "before")  # the caller must not fail
-    callbacks._runtime.start_thread = start_thread
+    probe.callback_runtime(client).start_thread = start_thread
     client.break_lock("a", token=lease.token)
     wait_until(lambda: notified == ["before", lease])
 

@@ -10,8 +10,7 @@ import pytest
 from leasehold import Unavailable
 from leasehold.engines.memory import MemoryEngine
 from leasehold.model import Alive, Claim, Gone, Holder
-from leasehold.runtime.base import run_sync
-from tests.support import probe
+from tests.support import probe, probe_lock_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:Resour
 def test_watchdog_renews_ten_thousand_leases_in_batches(bench, wait_until) -> None:
     earlier_threads, client = set(threading.enumerate()), bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(10_000)]
-    wait_until(lambda: len(probe.watchdog(client)._expiries) == 10_000)
+    wait_until(lambda: probe.planned_expiries(client) == 10_000)
     for now in (1010, 1020, 1030, 1040):
         calls = bench.transport.calls
         bench.clock.advance(10)
@@ -43,7 +42,7 @@ def test_renewals_of_leases_acquired_together_are_spread(bench) -> None:
 def test_leases_nearly_due_are_renewed_with_due_leases(bench, wait_until) -> None:
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(200)]
-    wait_until(lambda: len(probe.watchdog(client)._renewals) == 200)
+    wait_until(lambda: probe.planned_renewals(client) == 200)
     first = min(probe.next_renewal(lease) for lease in leases) - bench.clock.at
     nearly_due = [lease for lease in leases if probe.next_renewal(lease) - bench.clock.at <= first / 0.9]
     others = [lease for lease in leases if lease not in nearly_due]
@@ -73,11 +72,11 @@ def test_lease_with_failed_renewal_is_not_renewed_early(bench, wait_until) -> No
 def test_lease_renewed_meanwhile_is_rescheduled_without_a_call(bench, wait_until) -> None:
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
-    wait_until(lambda: probe.watchdog(client)._renewals)
+    wait_until(lambda: probe.planned_renewals(client))
     before = bench.transport.calls
     probe.plan_renewal(lease, 1019.0, renewed=1009.0)  # as an explicit renewal that the watchdog does not know of
     bench.clock.advance(10)
-    wait_until(lambda: probe.watchdog(client)._next_renewal_at() == 1019.0)
+    wait_until(lambda: probe.next_planned_renewal(client) == 1019.0)
     assert bench.transport.calls == before
     assert probe.renewed_at(lease) == 1009.0
 
@@ -89,9 +88,9 @@ def test_start_releases_tolerates_concurrent_pop(bench) -> None:
         def __bool__(self) -> bool:
             return True
 
-    watchdog = probe.watchdog(bench.client())
-    watchdog._to_release = RacingDeque()
-    watchdog.start_releases()
+    client = bench.client()
+    probe.replace_releases(client, RacingDeque())
+    probe.watchdog(client).start_releases()
 
 
 def test_renewal_deadline_is_a_part_of_shortest_remaining_ttl(bench, wait_until) -> None:
@@ -111,7 +110,7 @@ def test_renewal_deadline_is_a_part_of_shortest_remaining_ttl(bench, wait_until)
     assert deadlines[-1] <= 1001.2 + 1
     deadlines.clear()
     wait_until(lambda: probe.watchdog_sleeps(client))
-    probe.watchdog(client)._last_answer = 0.5
+    probe.pretend_last_call_took(client, 0.5)
     probe.plan_renewal(long, 0.0)
     probe.watchdog(client).watch(long)
     wait_until(lambda: deadlines)
@@ -134,7 +133,7 @@ def test_slow_grant_is_renewed_at_once_only_the_first_time(bench, wait_until, to
     assert probe.renewed_at(lease) == renewed_at
     at = bench.clock.at
     other = client.lock("b", ttl=30).acquire()
-    wait_until(lambda: not probe.watchdog(client)._new_leases and probe.watchdog_sleeps(client))
+    wait_until(lambda: not probe.new_leases(client) and probe.watchdog_sleeps(client))
     assert probe.renewed_at(other) == at
 
 
@@ -164,7 +163,7 @@ def test_failed_renewal_is_retried_at_shrinking_intervals(bench, wait_until) -> 
     tries = bench.transport.calls
     while lease.held:
         bench.clock.advance(1)
-        wait_until(lambda: bench.clock.at < probe.watchdog(client)._wakes_at < float("inf") or not lease.held)
+        wait_until(lambda: bench.clock.at < probe.watchdog_wakes_at(client) < float("inf") or not lease.held)
     assert bench.transport.calls - tries >= 6
     assert lease.lost_reason == "unreachable"
 
@@ -185,7 +184,7 @@ def test_watchdog_continues_after_unexpected_error(bench, wait_until, caplog) ->
     watchdog = probe.watchdog(client)
     lease = client.lock("a", ttl=30).acquire()
     failures: list[int] = []
-    run_once = watchdog._run_once
+    run_once = getattr(*probe.RUN_ONCE.of(watchdog))
 
     async def fail_once(runtime):
         if not failures:
@@ -193,7 +192,7 @@ def test_watchdog_continues_after_unexpected_error(bench, wait_until, caplog) ->
             raise RuntimeError("stumbled")
         return await run_once(runtime)
 
-    watchdog._run_once = fail_once
+    setattr(*probe.RUN_ONCE.of(watchdog), fail_once)
     bench.clock.advance(10)
     wait_until(lambda: probe.renewed_at(lease) > 1000 or bench.clock.advance(0.2))
     wait_until(lambda: "unexpected error in the watchdog" in caplog.text)  # logged in the callback thread
@@ -252,7 +251,7 @@ def test_first_waiter_after_idle_time_sends_no_heartbeat_at_once(bench, wait_unt
     held = bench.client().lock("a", ttl=100).acquire()
     client = bench.client()
     watched = client.lock("b", ttl=100).acquire()  # the watchdog runs, and has no waiters
-    wait_until(lambda: probe.watchdog(client)._renewals)
+    wait_until(lambda: probe.planned_renewals(client))
     verbs: list[str] = []
     call = bench.transport.call
 
@@ -263,8 +262,8 @@ def test_first_waiter_after_idle_time_sends_no_heartbeat_at_once(bench, wait_unt
     bench.transport.call = note
     thread = threading.Thread(target=lambda: client.lock("a").acquire().release())
     thread.start()
-    wait_until(lambda: probe.watchdog(client)._next_heartbeat_at is not None)
-    assert probe.watchdog(client)._next_heartbeat_at == bench.clock.at + 5
+    wait_until(lambda: probe.next_heartbeat(client) is not None)
+    assert probe.next_heartbeat(client) == bench.clock.at + 5
     assert "renew" not in verbs
     bench.clock.advance(5)
     wait_until(lambda: "renew" in verbs)
@@ -282,16 +281,16 @@ def test_waiter_that_joined_after_another_left_sends_no_heartbeat_at_once(bench,
         sent.extend(claim.name for claim in claims)
         return [Alive(15, 4)] * len(claims)
 
-    monkeypatch.setattr(watchdog, "_send_renewals", send_renewals)
+    monkeypatch.setattr(*probe.SEND_RENEWALS.of(watchdog), send_renewals)
     for name in ("first", "second"):
-        registry.add_waiter(Claim("", name, name, name, Holder("-"), 30), watchdog._runtime)
-        run_sync(watchdog._send_heartbeats(watchdog._runtime))
+        registry.add_waiter(Claim("", name, name, name, Holder("-"), 30), probe.watchdog_runtime(client))
+        probe.send_due_heartbeats(client)
         bench.clock.advance(4)
         registry.remove_waiter("first")
-    run_sync(watchdog._send_heartbeats(watchdog._runtime))  # the heartbeat of the first would have been due
+    probe.send_due_heartbeats(client)  # the heartbeat of the first would have been due
     assert sent == []
     bench.clock.advance(1)
-    run_sync(watchdog._send_heartbeats(watchdog._runtime))
+    probe.send_due_heartbeats(client)
     assert sent == ["second"]
 
 
@@ -304,7 +303,7 @@ def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
     lock_state = bench.server.lock_states["", "a"]
     (waiter,) = probe.registry(client).waiting.values()
     wait_until(lambda: waiter.answered)
-    lock_state._remove(lock_state.waiters[0][1])  # as after a restart that lost the queue
+    probe_lock_state.remove(lock_state, lock_state.waiters[0][1])  # as after a restart that lost the queue
     bench.clock.advance(5)
     wait_until(lambda: lock_state.waiters)
     held.release()
@@ -323,16 +322,19 @@ def test_heartbeat_wakes_only_waiters_that_must_attempt(bench, monkeypatch) -> N
         "silent": Unavailable("-"),
     }
     replies["joining"] = Gone()  # its first attempt has no answer yet
-    waiters = [registry.add_waiter(Claim("", name, name, name, Holder("-"), 30), watchdog._runtime) for name in replies]
+    waiters = [
+        registry.add_waiter(Claim("", name, name, name, Holder("-"), 30), probe.watchdog_runtime(client))
+        for name in replies
+    ]
     for waiter in waiters:
         waiter.answered = waiter.claim.name != "joining"
 
     async def send_renewals(*_):
         return list(replies.values())
 
-    monkeypatch.setattr(watchdog, "_send_renewals", send_renewals)
+    monkeypatch.setattr(*probe.SEND_RENEWALS.of(watchdog), send_renewals)
     bench.clock.advance(5)
-    run_sync(watchdog._send_heartbeats(watchdog._runtime))
+    probe.send_due_heartbeats(client)
     assert [waiter.claim.name for waiter in waiters if waiter.woken] == ["head", "turn", "gone"]
 
 
@@ -406,7 +408,7 @@ def test_call_of_watchdog_ends_before_lease_granted_during_call_before(bench, wa
         return call(verb, args, deadline)
 
     first = client.lock("a", ttl=30).acquire()
-    wait_until(lambda: probe.watchdog(client)._renewals)
+    wait_until(lambda: probe.planned_renewals(client))
     bench.transport.call = grant_during_renewal
     bench.clock.advance(probe.next_renewal(first) - bench.clock.at)
     wait_until(lambda: deadlines)
@@ -442,7 +444,7 @@ def test_lease_is_at_risk_when_watchdog_cannot_open_engine(bench, wait_until) ->
     def refuse(_runtime):
         raise Unavailable("no connection to spare")
 
-    probe.watchdog(client)._open_engine = refuse
+    probe.replace_engine_opener(client, refuse)
     bench.clock.advance(10)
     wait_until(lambda: lease.state == "AT_RISK")
 
@@ -450,9 +452,9 @@ def test_lease_is_at_risk_when_watchdog_cannot_open_engine(bench, wait_until) ->
 def test_max_hold_expiry_wakes_sleeping_watchdog(bench, wait_until) -> None:
     client = bench.client()
     keep = client.lock("long", ttl=300).acquire()
-    wait_until(lambda: probe.watchdog(client)._wakes_at < float("inf"))
+    wait_until(lambda: probe.watchdog_sleeps(client))
     lease = client.lock("short", ttl=300, max_hold=1).acquire()
-    wait_until(lambda: probe.watchdog(client)._wakes_at <= 1001)
+    wait_until(lambda: probe.watchdog_wakes_at(client) <= 1001)
     bench.clock.advance(1)
-    wait_until(lambda: lease._final_state is not None)
+    wait_until(lambda: probe.has_final_state(lease))
     assert keep.held

@@ -88,7 +88,7 @@ def renew_soon(bench, wait_until, leases) -> None:
 def check_renewal_after_outage(bench, wait_until) -> None:
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
-    wait_until(lambda: probe.watchdog(client)._expiries)
+    wait_until(lambda: probe.planned_expiries(client))
     bench.transport.silent = True
     bench.clock.advance(10)
     wait_until(lambda: probe.renewal_failed(lease))
@@ -133,17 +133,17 @@ def test_close_does_not_wait_when_the_watchdogs_engine_fails_to_close(bench, mon
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
     watchdog = probe.watchdog(client)
-    wait_until(lambda: watchdog._expiries)
+    wait_until(lambda: probe.planned_expiries(client))
     bench.clock.advance(10.1)
-    wait_until(lambda: watchdog._engine is not None)
+    wait_until(lambda: probe.watchdog_engine(client) is not None)
     lease.release()
 
     async def fail() -> None:
         raise ValueError("injected")
 
-    monkeypatch.setattr(watchdog._engine, "close", fail)
+    monkeypatch.setattr(probe.watchdog_engine(client), "close", fail)
     run_sync(watchdog.stop(0.0))
-    wait_until(lambda: run_sync(watchdog._stopped_signal.wait(0.0)))
+    wait_until(lambda: probe.watchdog_has_ended(client))
     wait_until(lambda: "could not close the watchdog's connections" in caplog.text)  # and the thread did not die of it
 
 
@@ -164,7 +164,7 @@ def test_renewals_continue_when_callback_thread_cannot_start(bench, monkeypatch,
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
     bench.clock.advance(0)
-    wait_until(lambda: len(probe.watchdog(client)._expiries) == 3)
+    wait_until(lambda: probe.planned_expiries(client) == 3)
 
     def refuse(_self):
         raise RuntimeError("can't start new thread")
@@ -181,8 +181,8 @@ def test_error_in_one_renewal_reply_does_not_affect_its_batch(bench, monkeypatch
     client = bench.client()
     leases = [client.lock(f"n{number}", ttl=30).acquire() for number in range(3)]
     bench.clock.advance(0)
-    wait_until(lambda: len(probe.watchdog(client)._expiries) == 3)
-    on_renewal, failed = type(leases[0])._on_renewal, list[object]()
+    wait_until(lambda: probe.planned_expiries(client) == 3)
+    on_renewal, failed = getattr(*probe.ON_RENEWAL), list[object]()
 
     def fail_once(lease, *args):
         if len(failed) < 1:
@@ -190,7 +190,7 @@ def test_error_in_one_renewal_reply_does_not_affect_its_batch(bench, monkeypatch
             raise MemoryError
         on_renewal(lease, *args)
 
-    monkeypatch.setattr(type(leases[0]), "_on_renewal", fail_once)
+    monkeypatch.setattr(*probe.ON_RENEWAL, fail_once)
     renew_soon(bench, wait_until, leases)
     assert failed
 
@@ -203,9 +203,9 @@ def test_short_lease_is_renewed_before_leases_that_are_nearly_due(bench, wait_un
     probe.runtime(client).random = lambda: 0.0
     long_leases = [client.lock(f"n{number}", ttl=3000).acquire() for number in range(3000)]
     bench.clock.advance(950)  # due after 1000 s
-    wait_until(lambda: len(probe.watchdog(client)._expiries) == 3000)
+    wait_until(lambda: probe.planned_expiries(client) == 3000)
     short_lease = client.lock("short", ttl=1).acquire()
-    wait_until(lambda: len(probe.watchdog(client)._expiries) == 3001)
+    wait_until(lambda: probe.planned_expiries(client) == 3001)
 
     def slow_call(verb: str, args: tuple[object, ...], deadline: float) -> object:
         answer = type(bench.transport).call(bench.transport, verb, args, deadline)
@@ -226,7 +226,7 @@ def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until
     # 30 s again, also after all later renewals, although renew() had promised 300.
     client = bench.client()
     lease = client.lock("a", ttl=30).acquire()
-    wait_until(lambda: probe.watchdog(client)._expiries)
+    wait_until(lambda: probe.planned_expiries(client))
     watchdog_called, watchdog_may_return = threading.Event(), threading.Event()
 
     def call(verb: str, args: tuple[object, ...], deadline: float) -> object:

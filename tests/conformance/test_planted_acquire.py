@@ -8,25 +8,26 @@ from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import HELD
 from leasehold.engines.memory import MemoryEngine, MemoryServer
 from leasehold.model import Alive, Grant
+from tests.support import probe_lock_state, probe_memory
 
 planted_bugs = PlantedBugs("memory")
 
 
 @planted_bugs.bug("E1", "exclusive_grant_excludes_other_claims", "lock_has_at_most_one_holder")
 def every_claim_is_admitted(patch: Patch) -> None:
-    patch(LockState, "_can_admit", lambda self, mode: True)
+    patch(*probe_lock_state.CAN_ADMIT, lambda self, mode: True)
 
 
 @planted_bugs.bug("E1", "shared_grants_coexist_but_exclude_exclusive_ones", "readers_share_and_writers_do_not")
 def shared_is_admitted_beside_exclusive(patch: Patch) -> None:
-    patch(LockState, "_can_admit", lambda self, mode: mode == "shared" or not self.holders)
+    patch(*probe_lock_state.CAN_ADMIT, lambda self, mode: mode == "shared" or not self.holders)
 
 
 @planted_bugs.bug("E1", "semaphore_grants_up_to_its_limit", "semaphore_has_at_most_limit_holders")
 def semaphore_grants_one_permit_too_many(patch: Patch) -> None:
-    original = LockState._can_admit
-    patch(LockState, "_can_admit", lambda self, mode: original(self, mode) or len(self.holders) == self.limit > 1)
-    patch(LockState, "_free_slot", lambda self: 0)
+    original = getattr(*probe_lock_state.CAN_ADMIT)
+    patch(*probe_lock_state.CAN_ADMIT, lambda self, mode: original(self, mode) or len(self.holders) == self.limit > 1)
+    patch(*probe_lock_state.FREE_SLOT, lambda self: 0)
 
 
 @planted_bugs.bug("E1", "smaller_limit_ends_no_grant_and_grants_none_until_drained")
@@ -53,7 +54,7 @@ def smaller_limit_ends_grants(patch: Patch) -> None:
 
 @planted_bugs.bug("E1", "smaller_limit_withdraws_reservations")
 def smaller_limit_keeps_reservations(patch: Patch) -> None:
-    patch(LockState, "_withdraw_reservation", lambda self, entry: None)
+    patch(*probe_lock_state.WITHDRAW_RESERVATION, lambda self, entry: None)
 
 
 @planted_bugs.bug("E4", "larger_limit_wakes_the_waiters_that_fit")
@@ -77,7 +78,7 @@ def limit_that_was_set_is_forgotten_when_idle(patch: Patch) -> None:
 
 @planted_bugs.bug("E1", "semaphore_slot_has_one_holder_at_a_time", "semaphore_lease_knows_its_slot")
 def every_permit_gets_slot_0(patch: Patch) -> None:
-    patch(LockState, "_free_slot", lambda self: 0)
+    patch(*probe_lock_state.FREE_SLOT, lambda self: 0)
 
 
 @planted_bugs.bug("E1", "live_name_refuses_other_kind_or_limit", "name_in_use_as_another_kind_is_refused")
@@ -138,8 +139,7 @@ def repeated_attempt_moves_to_the_end_of_the_queue(patch: Patch) -> None:
 @planted_bugs.bug("E3", "tokens_rise_after_release_expiry_and_break", "tokens_rise_across_clients")
 def token_is_reused(patch: Patch) -> None:
     patch(
-        MemoryServer,
-        "_issue_token",
+        *probe_memory.ISSUE_TOKEN,
         lambda self: 7 + sum(len(lock_state.holders) for lock_state in self.lock_states.values()),
     )
 
@@ -173,7 +173,7 @@ def grants_expire_early(patch: Patch) -> None:
 
 @planted_bugs.bug("E8", "unrenewed_grant_lives_for_its_ttl_and_no_longer", "release_after_expiry_is_harmless")
 def grants_never_expire(patch: Patch) -> None:
-    patch(LockState, "_expire_holders", lambda self, now: None)
+    patch(*probe_lock_state.EXPIRE_HOLDERS, lambda self, now: None)
 
 
 @planted_bugs.bug("E8", "promised_ttl_is_never_shortened_by_later_calls")
@@ -191,7 +191,7 @@ def renewal_may_shorten_the_ttl(patch: Patch) -> None:
 
 @planted_bugs.bug("E8", "repeated_attempt_reports_the_remaining_ttl")
 def repeated_grant_reports_the_full_ttl(patch: Patch) -> None:
-    original = LockState._grant_entry
+    original = getattr(*probe_lock_state.GRANT_ENTRY)
 
     def grant_entry(self, context, entry, claim, notifications):
         until = entry.expires_at if entry.state == HELD else context.now + claim.ttl
@@ -199,7 +199,7 @@ def repeated_grant_reports_the_full_ttl(patch: Patch) -> None:
         entry.expires_at = self._next_expiry = until
         return grant
 
-    patch(LockState, "_grant_entry", grant_entry)
+    patch(*probe_lock_state.GRANT_ENTRY, grant_entry)
 
 
 @planted_bugs.bug("E8", "cut_off_holder_is_at_risk_then_lost_before_next_grant")

@@ -5,14 +5,15 @@ from leasehold.core import lock_state
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import HELD, RESERVED
 from leasehold.engines import memory
-from leasehold.engines.memory import MemoryEngine, MemoryServer
+from leasehold.engines.memory import MemoryEngine
+from tests.support import probe_lock_state, probe_memory
 
 planted_bugs = PlantedBugs("memory")
 
 
 @planted_bugs.bug("E4", "waiter_is_woken_by_release", "next_waiter_is_woken_after_first_left_the_queue")
 def no_waiter_is_woken(patch: Patch) -> None:
-    patch(MemoryServer, "_send_notifications", lambda self, notifications: None)
+    patch(*probe_memory.SEND_NOTIFICATIONS, lambda self, notifications: None)
 
 
 @planted_bugs.bug("E4", "wakeup_before_wait_is_remembered")
@@ -31,7 +32,7 @@ def wait_changes_the_queue_position(patch: Patch) -> None:
         self._transport.post("release", (claim,))
 
     patch(MemoryEngine, "wait", wait)
-    patch(LockState, "_position", lambda self, entry: entry.ticket - 2)
+    patch(*probe_lock_state.POSITION, lambda self, entry: entry.ticket - 2)
 
 
 @planted_bugs.bug("E4", "queued_writer_is_not_starved_by_readers")
@@ -55,12 +56,12 @@ def new_claims_bypass_the_queue(patch: Patch) -> None:
 
 @planted_bugs.bug("E4", "silent_first_waiter_delays_the_queue_only_briefly")
 def end_of_reservation_is_not_notified(patch: Patch) -> None:
-    original = MemoryServer._send_notifications
+    original = getattr(*probe_memory.SEND_NOTIFICATIONS)
 
     def send_notifications(self, notifications):
         original(self, [notification for notification in notifications if notification[2].kind != "recheck"])
 
-    patch(MemoryServer, "_send_notifications", send_notifications)
+    patch(*probe_memory.SEND_NOTIFICATIONS, send_notifications)
 
 
 @planted_bugs.bug("E7", "waiter_without_heartbeat_loses_its_position")
@@ -100,7 +101,7 @@ def renewal_of_waiter_takes_the_grant(patch: Patch) -> None:
 
 @planted_bugs.bug("E7", "passed_over_waiter_keeps_its_position", "unreachable_waiter_returns_to_its_position")
 def passed_over_waiter_is_dropped(patch: Patch) -> None:
-    patch(LockState, "_pass_over", LockState._remove)
+    patch(*probe_lock_state.PASS_OVER, probe_lock_state.remove)
 
 
 @planted_bugs.bug("E7", "declined_reservation_goes_to_the_next_waiter")

@@ -1,7 +1,6 @@
 """Planted bugs in release, expiry and the answers about ended claims. The suite must find each of them."""
 
 from harness.checkers.mutation import Patch, PlantedBugs
-from leasehold.client.core import ClientCore
 from leasehold.core import lock_state
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import HELD
@@ -9,7 +8,7 @@ from leasehold.engines import registry
 from leasehold.engines.memory import MemoryEngine, MemoryServer
 from leasehold.errors import Unavailable
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Gone
-from leasehold.testing.conformance.memory_rig import BreakableTransport
+from tests.support import probe, probe_lock_state, probe_memory
 
 planted_bugs = PlantedBugs("memory")
 
@@ -47,7 +46,7 @@ def missing_answer_is_taken_for_an_answer(patch: Patch) -> None:
     async def wait_unanswered(self, verb, args, deadline):
         return {"attempt": Busy(), "renew": [Gone()] * 2}.get(verb, False)
 
-    patch(BreakableTransport, "_wait_unanswered", wait_unanswered)
+    patch(*probe_memory.WAIT_UNANSWERED, wait_unanswered)
 
 
 @planted_bugs.bug("E6", "closing_client_withdraws_its_pending_acquires")
@@ -55,7 +54,7 @@ def close_does_not_wait_for_pending_acquires(patch: Patch) -> None:
     async def at_once(_self, _until):
         return
 
-    patch(ClientCore, "_drain_in_flight", at_once)
+    patch(*probe.DRAIN_IN_FLIGHT, at_once)
 
 
 @planted_bugs.bug("E5", "break_ends_only_the_grant_with_its_token")
@@ -118,7 +117,7 @@ def idle_name_is_never_removed(patch: Patch) -> None:
 
 @planted_bugs.bug("E6", "expired_names_are_swept_eventually")
 def expired_names_are_never_swept(patch: Patch) -> None:
-    patch(MemoryServer, "_sweep", lambda self, context: [])
+    patch(*probe_memory.SWEEP, lambda self, context: [])
 
 
 @planted_bugs.bug("E6", "any_call_tolerates_a_lost_answer", "unanswered_attempt_is_released_in_the_background")
@@ -140,9 +139,10 @@ def min_hold_is_ignored(patch: Patch) -> None:
 
 @planted_bugs.bug("E6", "delay_keeps_name_busy_after_expiry", "delay_keeps_name_busy_after_break")
 def delay_is_ignored(patch: Patch) -> None:
-    original = LockState._add_entry
+    original = getattr(*probe_lock_state.ADD_ENTRY)
     patch(
-        LockState, "_add_entry", lambda self, now, claim, client: original(self, now, claim._replace(delay=0.0), client)
+        *probe_lock_state.ADD_ENTRY,
+        lambda self, now, claim, client: original(self, now, claim._replace(delay=0.0), client),
     )
 
 
@@ -165,7 +165,7 @@ def driver_exception_is_not_mapped(patch: Patch) -> None:
     async def wait_unanswered(self, verb, args, deadline):
         raise OSError("connection reset by peer")
 
-    patch(BreakableTransport, "_wait_unanswered", wait_unanswered)
+    patch(*probe_memory.WAIT_UNANSWERED, wait_unanswered)
 
 
 @planted_bugs.bug("E9", "engine_calls_end_unavailable_in_time_when_cut_off", "client_calls_end_in_time_when_cut_off")
@@ -174,7 +174,7 @@ def call_outlasts_its_deadline(patch: Patch) -> None:
         await self._runtime.sleep(1.0)
         raise Unavailable("at last")
 
-    patch(BreakableTransport, "_wait_unanswered", wait_unanswered)
+    patch(*probe_memory.WAIT_UNANSWERED, wait_unanswered)
 
 
 @planted_bugs.bug("E5", "renewal_and_release_need_namespace_name_and_id")

@@ -23,10 +23,10 @@ from harness.servers.mysql import MariaDB
 from harness.servers.redis import RedisServer
 from harness.servers.redis_ha import RedisCluster
 from leasehold import Client, Unavailable
-from leasehold.engines import repeated_logs
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.rig import Absent
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe_logs
 from tests.support.bare_engine import BareEngineDriver
 from tests.support.child_process import Child
 from tests.support.databases import DATABASES, Database
@@ -35,8 +35,8 @@ from tests.support.databases import DATABASES, Database
 @pytest.fixture(autouse=True)
 def forget_logged_lines(monkeypatch) -> None:
     """So that a warning that an earlier test has met is not left out."""
-    monkeypatch.setattr(repeated_logs, "_logged", set())
-    monkeypatch.setattr(repeated_logs, "_recent", {})
+    monkeypatch.setattr(*probe_logs.LOGGED_LINES, set())
+    monkeypatch.setattr(*probe_logs.RECENT_LINES, {})
 
 
 @pytest.fixture

@@ -13,51 +13,30 @@ from typing import Any
 import pytest
 
 from leasehold import Client
-from leasehold.engines.mysql import listener as mysql_listener
-from leasehold.engines.postgresql import listener as postgresql_listener
-from leasehold.engines.postgresql.session import PgSession
-from leasehold.engines.redis.cluster_pubsub import NodeListener
-from leasehold.engines.redis.pubsub import PubSubListener
-from leasehold.engines.redis.sentinel import SentinelSet, SwitchWatcher
-from leasehold.engines.redlock.pubsub import NodeSubscriptions
 from leasehold.engines.registry import ClaimRegistry
-from leasehold.engines.remote.listener import Listener
-from leasehold.engines.sqlite import wakeup_socket
-from leasehold.engines.zookeeper.connection import KazooConnection
 from leasehold.testing.conformance.rig import rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import (
+    probe_mysql,
+    probe_postgresql,
+    probe_redis,
+    probe_redlock,
+    probe_remote,
+    probe_sqlite,
+    probe_zookeeper,
+)
+from tests.support.probe import Place
 
-STEPS: dict[str, list[tuple[Any, str]]] = {  # per engine: functions that its listening thread calls
-    "redis": [
-        (PubSubListener, "_open"),
-        (PubSubListener, "_subscribe_commands"),
-        (PubSubListener, "_on_subscribed"),
-        (PubSubListener, "_on_notification"),
-        (PubSubListener, "_on_disconnect"),
-    ],
-    "redis-cluster": [
-        (NodeListener, "_open"),
-        (NodeListener, "_subscribe_commands"),
-        (NodeListener, "_on_subscribed"),
-        (NodeListener, "_on_notification"),
-    ],
-    "redis-sentinel": [
-        (SentinelSet, "open"),
-        (PubSubListener, "_on_notification"),
-        (SwitchWatcher, "_open"),
-        (SwitchWatcher, "_on_push"),
-    ],
-    "redlock": [
-        (NodeSubscriptions, "_maintain_node"),
-        (NodeSubscriptions, "_on_node_reply"),
-        (NodeSubscriptions, "_on_node_notification"),
-        (NodeSubscriptions, "_update_majority"),
-    ],
-    "postgresql": [(PgSession, "_take_notifications"), (postgresql_listener, "_deliver_payload")],
-    "mysql": [(mysql_listener, "_listen_once")],
-    "sqlite": [(wakeup_socket, "_dispatch")],
-    "http-memory": [(Listener, "_listen"), (Listener, "_on_notification"), (Listener, "_wake_waiters")],
-    "zookeeper": [(KazooConnection, "_connect"), (KazooConnection, "_read_header"), (KazooConnection, "_send_request")],
+STEPS = {  # per engine: functions that its listening thread calls
+    "redis": probe_redis.LISTENER_STEPS,
+    "redis-cluster": probe_redis.NODE_LISTENER_STEPS,
+    "redis-sentinel": probe_redis.SENTINEL_LISTENER_STEPS,
+    "redlock": probe_redlock.LISTENER_STEPS,
+    "postgresql": probe_postgresql.LISTENER_STEPS,
+    "mysql": probe_mysql.LISTENER_STEPS,
+    "sqlite": [probe_sqlite.DISPATCH],
+    "http-memory": probe_remote.LISTENER_STEPS,
+    "zookeeper": probe_zookeeper.LISTENER_STEPS,
 }
 
 
@@ -66,9 +45,9 @@ def is_listening_thread() -> bool:
     return (name.startswith("leasehold-") and "watchdog" not in name) or "zk_loop" in name
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, place: Any, function: str) -> threading.Event:
+def fail_once(monkeypatch: pytest.MonkeyPatch, step: Place) -> threading.Event:
     """Make this function raise an unexpected error once, on a listening thread. The event says that it has."""
-    original, failed = getattr(place, function), threading.Event()
+    original, failed = getattr(*step), threading.Event()
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if is_listening_thread() and not failed.is_set():
@@ -76,7 +55,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, place: Any, function: str) -> thr
             raise LookupError("injected")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(place, function, wrapper)
+    monkeypatch.setattr(*step, wrapper)
     return failed
 
 
@@ -122,20 +101,20 @@ def eventually(condition: Callable[[], object], text: str, act: Callable[[], Non
 
 
 @pytest.mark.parametrize(
-    ("engine", "place", "function"),
-    [pytest.param(engine, *step, id=f"{engine}-{step[1]}") for engine, steps in STEPS.items() for step in steps],
+    ("engine", "step"),
+    [pytest.param(engine, step, id=f"{engine}-{step.name}") for engine, steps in STEPS.items() for step in steps],
 )
 def test_waiters_are_notified_after_the_listening_thread_fails(
-    engine, place, function, monkeypatch, notifications, caplog
+    engine, step, monkeypatch, notifications, caplog
 ) -> None:
     rig = rig_or_skip(rig_type(engine))
     caplog.set_level(logging.ERROR)
-    failed = fail_once(monkeypatch, place, function)
+    failed = fail_once(monkeypatch, step)
     namespace = f"test-{os.urandom(6).hex()}"
     try:
         with rig.client(namespace=namespace) as holder, rig.client(namespace=namespace) as client:
-            if function == "_on_disconnect":  # called only after another failure
-                fail_once(monkeypatch, PubSubListener, "_on_notification")
+            if step == probe_redis.ON_DISCONNECT:  # called only after another failure
+                fail_once(monkeypatch, probe_redis.ON_NOTIFICATION)
             eventually(failed.is_set, "the thread never called it", lambda: hand_over(holder, client))
             hand_over(holder, client)
             notifications.clear()

@@ -29,7 +29,7 @@ from harness.servers.postgresql import PostgreSQL
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
 from leasehold.credentials import Password
 from leasehold.pools import settings_of
-from tests.support import probe
+from tests.support import probe, probe_mysql
 from tests.support.running_server import poll
 from tests.support.timing import check_elapsed
 
@@ -443,7 +443,7 @@ def test_engine_of_sqlalchemy_gives_its_settings_and_fresh_passwords() -> None:
     assert password() == "two"
     my_engine = sqlalchemy.create_engine("mysql+pymysql://app:p%40w@localhost/shop?charset=utf8mb4")
     assert settings_of(my_engine) == ("mysql://app@localhost/shop", "p@w")
-    assert Client(my_engine)._options.url == "mysql://app@localhost/shop"
+    assert probe.client_options(Client(my_engine)).url == "mysql://app@localhost/shop"
 
 
 def test_sqlalchemy_engine_connects_undisturbed_while_passwords_are_read() -> None:
@@ -543,9 +543,7 @@ def use_sentinels(cert: str) -> None:
 
 
 def use_mysql(cert: str) -> None:
-    from leasehold.engines.mysql.connect import _PyMySQLConnection
-
-    _PyMySQLConnection.__new__(_PyMySQLConnection)._create_ssl_ctx({"cert": cert, "key": cert})
+    probe_mysql.make_ssl_context({"cert": cert, "key": cert})
 
 
 def use_zookeeper(cert: str) -> None:

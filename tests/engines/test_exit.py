@@ -60,7 +60,7 @@ def start(client: Client, url: str, api: str) -> Iterator[Callable[..., Child]]:
     started: list[Child] = []
 
     def start(how: str) -> Child:
-        namespace = client._options.namespace
+        namespace = probe.client_options(client).namespace
         child = Child(how, api, url, namespace, script=SUPPORT / "exit_child.py", stderr=subprocess.PIPE)
         started.append(child)
         return child

@@ -8,6 +8,7 @@ from contextlib import suppress
 from leasehold import Client, NotAcquired
 from leasehold.engines import repeated_logs
 from leasehold.engines.repeated_logs import log_once, log_seldom
+from tests.support import probe_logs
 
 LOG = logging.getLogger("leasehold.test")
 
@@ -50,8 +51,8 @@ def test_memory_of_lines_is_bounded():
     for number in range(5000):
         log_once(LOG, logging.WARNING, str(number))
         log_seldom(LOG, logging.WARNING, str(number))
-    assert len(repeated_logs._logged) <= 1000
-    assert len(repeated_logs._recent) <= 1000
+    assert len(getattr(*probe_logs.LOGGED_LINES)) <= 1000
+    assert len(getattr(*probe_logs.RECENT_LINES)) <= 1000
 
 
 def test_clients_of_one_sqlite_file_log_once_that_they_poll(tmp_path, caplog):

@@ -17,6 +17,7 @@ import pytest
 from leasehold import ConfigError, StaleToken, Unavailable, fences
 from leasehold.fences import File, TokenInfo
 from leasehold.fences.token_file import TokenFile
+from tests.support import probe_fences
 from tests.support.timing import check_elapsed
 
 
@@ -74,12 +75,14 @@ def test_token_file_replaced_before_its_lock_is_not_locked(tmp_path):
     def open_replaced():
         """Another process removes and recreates the file between our open and our lock."""
         fd = real_open()
-        token_file._open = real_open
+        setattr(*place, real_open)
         os.remove(tmp_path / "m")
         other_fds.append(token_file.try_lock())
         return fd
 
-    real_open, token_file._open = token_file._open, open_replaced
+    place = probe_fences.OPEN.of(token_file)
+    real_open = getattr(*place)
+    setattr(*place, open_replaced)
     assert token_file.try_lock() is None, "two processes hold the lock of two files with the same name"
     os.close(other_fds[0])
     fd = token_file.try_lock()

@@ -11,6 +11,7 @@ import pytest
 
 from leasehold import StaleToken, fences
 from leasehold.fences import TokenInfo
+from tests.support import probe_http
 
 
 @pytest.mark.parametrize("side", ["wsgi", "asgi"])
@@ -139,7 +140,7 @@ def test_threads_with_different_tokens_are_never_in_flight_together():
     for thread in threads:
         thread.join(30)
     assert set(in_flight_counts) == {1}
-    assert tokens._in_flight == {}
+    assert probe_http.tokens_in_flight(tokens) == {}
 
 
 def test_newer_token_enters_despite_repeated_requests_of_older_token():

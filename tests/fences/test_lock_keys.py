@@ -18,6 +18,7 @@ from harness.checkers.fences import check_fence
 from harness.checkers.history import History
 from leasehold import Client, ConfigError, StaleToken, Unavailable, fences
 from leasehold.fences import TokenInfo
+from tests.support import probe_fences
 from tests.support.fence_history import recorded
 
 ENGINES = ("etcd", "zookeeper")
@@ -111,11 +112,13 @@ def test_lock_fence_refuses_write_when_lock_changes_hands_before_it(engine, lock
 
     if engine == "etcd":
         locked.fence.claim(lease)  # the fence knows the lock's key from here on
-        real = locked.fence._gateway.txn
+        real = probe_fences.gateway(locked.fence).txn
         pending = iter([take_over])
-        monkeypatch.setattr(locked.fence._gateway, "txn", lambda *args: (next(pending, lambda: None)(), real(*args))[1])
+        monkeypatch.setattr(
+            probe_fences.gateway(locked.fence), "txn", lambda *args: (next(pending, lambda: None)(), real(*args))[1]
+        )
     else:
-        real = locked.fence._lock_node_path
+        real = getattr(*probe_fences.LOCK_NODE_PATH.of(locked.fence))
 
         def find_then_take_over(*args: Any) -> str:
             path = real(*args)
@@ -123,7 +126,7 @@ def test_lock_fence_refuses_write_when_lock_changes_hands_before_it(engine, lock
                 take_over()
             return path
 
-        monkeypatch.setattr(locked.fence, "_lock_node_path", find_then_take_over)
+        monkeypatch.setattr(*probe_fences.LOCK_NODE_PATH.of(locked.fence), find_then_take_over)
     with pytest.raises(StaleToken) as refused:
         locked.fence.write(lease, "99")
     assert refused.value.highest == newer[0].token

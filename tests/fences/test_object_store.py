@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leasehold import ConfigError, StaleToken, Unavailable, fences
+from tests.support import probe_fences
 from tests.support.fixed_response import serve_response
 
 
@@ -51,7 +52,7 @@ def test_object_write_is_refused_when_newer_token_came_before_put(resource):
     number = resource("object")
     number.write(5, 1)
     store, real_put = number.store, number.store.put
-    other = fences.ObjectFence(fences.HTTPObjects(store._url), number.key)
+    other = fences.ObjectFence(fences.HTTPObjects(probe_fences.url_of(store)), number.key)
 
     def put(*args):
         store.put = real_put

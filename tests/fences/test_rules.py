@@ -28,6 +28,7 @@ from leasehold import (
     fences,
 )
 from leasehold.fences import TokenInfo, rules
+from tests.support import probe_fences
 from tests.support.fence_history import recorded
 
 # ----------------------------------------------------------------------------- rules
@@ -100,7 +101,9 @@ def test_fence_refuses_resource_name_that_cannot_be_encoded(name):
 
 
 def test_every_public_name_of_fences_has_a_docstring():
-    assert sorted(fences.__all__) == sorted({*fences._MODULES, "HasToken", "TokenInfo", "LeaseLike", "on_event"})
+    assert sorted(fences.__all__) == sorted(
+        {*probe_fences.PUBLIC_NAMES, "HasToken", "TokenInfo", "LeaseLike", "on_event"}
+    )
     for name in set(fences.__all__) - {"LeaseLike"}:
         thing = getattr(fences, name)
         assert thing.__doc__ if callable(thing) and not isinstance(thing, type) else vars(thing).get("__doc__"), name

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from leasehold import ConfigError, StaleToken, fences
 from leasehold.fences import TokenInfo
 from leasehold.runtime.base import maybe_await, run_sync
+from tests.support import probe_fences
 
 DATABASES = ("sqlite", "postgresql", "mysql")
 
@@ -297,7 +298,7 @@ def cursor_classes(number: Any, connection: Any) -> Iterator[None]:
 
         module: Any = aiomysql if isinstance(connection, aiomysql.Connection) else pymysql.cursors
         for name in ("DictCursor", "SSCursor", "Cursor"):
-            connection.cursorclass = connection._cursorclass = getattr(module, name)
+            probe_fences.use_cursor_class(connection, getattr(module, name))
             yield
     else:
         yield
@@ -320,7 +321,7 @@ def test_stale_token_writes_with_no_cursor_class_or_parameter_style(database, mo
         elif autocommit and database == "mysql":
             await call(connection.autocommit, True)
         elif autocommit and mode:
-            await connection._execute(setattr, connection._conn, "isolation_level", None)  # in the connection's thread
+            await probe_fences.set_isolation_level(connection, None)  # in the connection's thread
         elif autocommit:
             connection.isolation_level = None
         for _ in cursor_classes(number, connection):

@@ -5,6 +5,7 @@ import pytest
 import leasehold
 from leasehold import ConfigError
 from leasehold.http.idempotency import IdempotencyKey
+from tests.support import probe_http
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from leasehold.http.idempotency import IdempotencyKey
 def test_invalid_option_is_refused_when_middleware_is_built(http, wrong):
     async def work(app, shop):
         with pytest.raises(ConfigError):
-            IdempotencyKey(**{"app": shop, "client": app._client, **wrong})
+            IdempotencyKey(**{"app": shop, "client": probe_http.client_of(app), **wrong})
 
     http.served(work)
 

@@ -12,8 +12,9 @@ import pytest
 from alembic.config import Config
 
 from leasehold import Client, ConfigError, NotAcquired, current_lease
-from leasehold.integrations.alembic import _lock_url, locked
+from leasehold.integrations.alembic import locked
 from leasehold.testing.conformance.rig import Absent
+from tests.support import probe_integrations
 from tests.support.client_fixtures import poll_until
 from tests.support.migrating_child import write_project
 from tests.support.paths import SUPPORT, child_environment
@@ -125,18 +126,21 @@ def test_lock_is_kept_by_the_migrated_database_unless_told(monkeypatch) -> None:
     monkeypatch.delenv("LEASEHOLD_URL", raising=False)
     database = "postgresql+psycopg2://app:p%%40ss@db:5433/shop?sslmode=require"
     expected = "postgresql://app:p%40ss@db:5433/shop?sslmode=require"
-    assert _lock_url(context(sqlalchemy_url=database), None) == expected
-    assert _lock_url(context(sqlalchemy_url="mariadb+pymysql://app@db/shop"), None) == "mysql://app@db/shop"
-    assert _lock_url(context(sqlalchemy_url="sqlite:///shop.db"), None) is None
+    assert probe_integrations.alembic_lock_url(context(sqlalchemy_url=database), None) == expected
+    assert (
+        probe_integrations.alembic_lock_url(context(sqlalchemy_url="mariadb+pymysql://app@db/shop"), None)
+        == "mysql://app@db/shop"
+    )
+    assert probe_integrations.alembic_lock_url(context(sqlalchemy_url="sqlite:///shop.db"), None) is None
     with pytest.raises(ConfigError, match=r"oracle does not say where .* set leasehold.url"):
-        _lock_url(context(sqlalchemy_url="oracle://db/shop"), None)
+        probe_integrations.alembic_lock_url(context(sqlalchemy_url="oracle://db/shop"), None)
     with pytest.raises(ConfigError, match=r"has no sqlalchemy.url"):
-        _lock_url(context(), None)
+        probe_integrations.alembic_lock_url(context(), None)
     monkeypatch.setenv("LEASEHOLD_URL", "redis://environment")
-    assert _lock_url(context(sqlalchemy_url=database), None) == "redis://environment"
+    assert probe_integrations.alembic_lock_url(context(sqlalchemy_url=database), None) == "redis://environment"
     named = context(sqlalchemy_url=database, leasehold_url="redis://ini")
-    assert _lock_url(named, None) == "redis://ini"
-    assert _lock_url(named, "redis://argument") == "redis://argument"
+    assert probe_integrations.alembic_lock_url(named, None) == "redis://ini"
+    assert probe_integrations.alembic_lock_url(named, "redis://argument") == "redis://argument"
 
 
 def test_locked_waits_no_longer_than_its_wait() -> None:
@@ -161,7 +165,7 @@ def test_database_url_that_cannot_be_parsed_is_not_shown(url, monkeypatch) -> No
     config = Config()
     config.set_main_option("sqlalchemy.url", url)
     with pytest.raises(ConfigError, match="cannot be parsed") as failure:
-        _lock_url(SimpleNamespace(config=config), None)
+        probe_integrations.alembic_lock_url(SimpleNamespace(config=config), None)
     assert "s3cr3tMARK" not in str(failure.value)
 
 
@@ -171,6 +175,6 @@ def test_url_with_a_single_percent_sign_is_not_shown(option, tmp_path, monkeypat
     file = tmp_path / "alembic.ini"
     file.write_text(f"[alembic]\n{option} = postgresql://u:p%40s3cr3tMARK@db/x\n")
     with pytest.raises(ConfigError, match=rf"the {option} of alembic.ini .* %%") as failure:
-        _lock_url(SimpleNamespace(config=Config(str(file))), None)
+        probe_integrations.alembic_lock_url(SimpleNamespace(config=Config(str(file))), None)
     assert "s3cr3tMARK" not in str(failure.value)
     assert failure.value.__suppress_context__

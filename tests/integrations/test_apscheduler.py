@@ -15,6 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from leasehold import AsyncClient, Client, current_lease
 from leasehold.integrations.apscheduler import AsyncOncePerTick, OncePerTick
+from tests.support import probe_integrations
 from tests.support.client_fixtures import poll_until
 from tests.support.paths import child_environment
 
@@ -69,7 +70,7 @@ def test_each_tick_of_each_job_runs_in_one_scheduler(two):
     two.run(ticks=9)
     assert max(Counter(two.runs).values()) == 1
     assert Counter(run.split()[0] for run in two.runs) == {"ticks": 6, "0": 1, "1": 1, "2": 1}
-    assert all(scheduler._executors["default"]._instances == {} for scheduler in two.schedulers)
+    assert all(probe_integrations.running_jobs(scheduler) == {} for scheduler in two.schedulers)
 
 
 def test_tick_that_raises_fails_in_one_scheduler_and_is_not_repeated(two):

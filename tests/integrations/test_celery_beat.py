@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 
 from leasehold import Unavailable, versioned
 from leasehold.integrations.celery import beat, client
+from tests.support import probe_integrations
 from tests.support.celery_workers import Shop
 from tests.support.client_fixtures import poll_until
 
@@ -23,7 +24,7 @@ class Beats:
     """Schedulers of one app, in one process, with a clock that the test sets and a broker that is a list."""
 
     def __init__(self, monkeypatch) -> None:
-        monkeypatch.setattr(beat, "_WAIT", 0)
+        monkeypatch.setattr(*probe_integrations.celery_beat_wait(), 0)
         self.app = Celery("shop", set_as_current=False)
         self.app.conf.update(leasehold=f"memory://{uuid.uuid4().hex}", result_expires=None)
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -50,7 +51,7 @@ class Beats:
         """Run it until it would sleep, and return how many messages it sent."""
         self.now += timedelta(seconds=after)
         before = len(self.sent)
-        while scheduler.tick() == 0.0 and scheduler._lease is not None:
+        while scheduler.tick() == 0.0 and probe_integrations.beat_lease(scheduler) is not None:
             pass
         return len(self.sent) - before
 
@@ -61,14 +62,16 @@ def beats(monkeypatch) -> Iterator[Beats]:
     monkeypatch.setattr(beat.Scheduler, "producer", None)
     yield beats
     for scheduler in beats.started:
-        scheduler._step_down()
+        probe_integrations.step_down(scheduler)
     client(beats.app).close()
 
 
 def pause(scheduler: beat.Scheduler) -> None:
     """As if the process stood still, with a lease that it believes to hold, while its lease expires."""
-    scheduler._step_down()
-    scheduler._lease = SimpleNamespace(held=True, check=lambda: None, release=lambda: None)
+    probe_integrations.step_down(scheduler)
+    probe_integrations.replace_beat_lease(
+        scheduler, SimpleNamespace(held=True, check=lambda: None, release=lambda: None)
+    )
 
 
 def test_standby_sends_nothing_until_the_leader_is_gone(beats) -> None:
@@ -112,14 +115,14 @@ def test_paused_leader_does_not_send_a_tick_of_the_new_one(beats) -> None:
 def test_tick_of_a_killed_leader_is_sent_with_the_same_id(beats, monkeypatch, arrived) -> None:
     killed = beats.start()
     beats.run(killed)
-    send = killed._send
+    send = getattr(*probe_integrations.beat_send(killed))
 
     def die(*args):
         if arrived:
             send(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(killed, "_send", die)
+    monkeypatch.setattr(*probe_integrations.beat_send(killed), die)
     with pytest.raises(KeyboardInterrupt):
         beats.run(killed, after=10)
     pause(killed)

@@ -18,6 +18,7 @@ from django.urls import path
 
 from leasehold import ConfigError, LeaseLost, NotAcquired, current_lease
 from leasehold.wsgi import IdempotencyKey
+from tests.support import probe_integrations
 
 if not settings.configured:
     settings.configure(
@@ -30,7 +31,6 @@ if not settings.configured:
     django.setup()
 
 from leasehold.integrations.django import alock, async_client, client, lock, locked, locked_view
-from leasehold.integrations.django.management.commands import leasehold_migrate
 
 
 def holders(name: str = "") -> list[str]:
@@ -260,7 +260,7 @@ def test_command_lists_and_breaks_locks_of_the_settings(tmp_path, capsys) -> Non
 def test_command_migrate_waits_for_the_lock_of_migrations(monkeypatch, capsys) -> None:
     call_command("leasehold", "migrate", "--verbosity", "0")
     assert "django_content_type" in connection.introspection.table_names()
-    monkeypatch.setattr(leasehold_migrate, "_WAIT", 0)
+    monkeypatch.setattr(*probe_integrations.django_migrate_wait(), 0)
     for command in (["leasehold", "migrate"], ["leasehold_migrate"]):
         with client().lock("migrate"), pytest.raises(CommandError, match="migrate is held by"):
             call_command(*command)

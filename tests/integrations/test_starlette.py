@@ -15,6 +15,7 @@ from leasehold import AsyncClient, AsyncLease, ConfigError, LeaseLost, current_l
 from leasehold.integrations import starlette as integration
 from leasehold.integrations.fastapi import lifespan, lock
 from leasehold.integrations.starlette import leading, locked
+from tests.support import probe_integrations
 
 
 async def until(condition) -> None:
@@ -276,7 +277,7 @@ def test_one_of_many_lifespans_runs_the_job_and_hands_it_over() -> None:
 
 
 def test_job_that_fails_or_loses_its_lease_is_started_again(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(integration, "_SHORTEST_PAUSE", 0.01)
+    monkeypatch.setattr(*probe_integrations.starlette_shortest_pause(), 0.01)
 
     async def main():
         starts = asyncio.Queue()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import leasehold
 from leasehold import Client, ConfigError
 from leasehold.records.cron import make_cron_ticks
+from tests.support import probe_records
 
 BERLIN = "Europe/Berlin"
 # A day before a change of the clocks: by an hour, by half an hour, at midnight, by a whole day.
@@ -39,7 +40,7 @@ def moment(text: str, zone: str = BERLIN) -> int:
 
 
 def ticks_after(cron: str, zone: str, start: int, count: int) -> list[int]:
-    return list(islice(make_ticks(cron, zone)._times(start), count))
+    return list(islice(probe_records.tick_times(make_ticks(cron, zone), start), count))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_cron_ticks_match_a_search_of_every_minute(data):
     expected = expected_ticks(minutes, hours, zone, begin)
     ticks = make_ticks(cron, zone)
     first = int(begin.replace(tzinfo=ZoneInfo(zone)).timestamp())
-    assert list(islice(ticks._times(first - 1), len(expected))) == expected
+    assert list(islice(probe_records.tick_times(ticks, first - 1), len(expected))) == expected
     index = data.draw(st.integers(1, len(expected) - 1))
     now = data.draw(st.integers(expected[index - 1], expected[index] - 1)) + data.draw(st.sampled_from([0.0, 0.5]))
     fresh = make_ticks(cron, zone, most=3)

@@ -16,6 +16,7 @@ from leasehold.runtime.base import maybe_await, restarting, run_sync
 from leasehold.runtime.loop import Loop
 from leasehold.runtime.polling import new_poll
 from leasehold.runtime.threads import ThreadMutex, Threads
+from tests.support import probe_runtime
 
 
 def test_run_sync_runs_to_the_end_and_refuses_to_suspend() -> None:
@@ -307,7 +308,7 @@ def test_spawned_work_runs_without_its_caller_and_logs_errors(caplog) -> None:
         runtime.spawn(work(), "some work")
         runtime.spawn(broken(), "broken work")
         assert not done, "it does not run before its caller goes on"
-        while runtime._tasks:
+        while probe_runtime.spawned_tasks(runtime):
             await asyncio.sleep(0)
 
     asyncio.run(in_loop())

@@ -11,7 +11,7 @@ from leasehold import AsyncClient, LeaseholdError
 from leasehold.client import attempt_limit
 from leasehold.runtime.simulated import Process
 from leasehold.testing.exhaustive import Scenario, awaits_with_messages, every_await_cancelled, every_message_lost
-from tests.support import probe
+from tests.support import probe, probe_acquire
 
 TTL = 4.0
 
@@ -90,8 +90,8 @@ class ManyCallers(Locks):
     def run(self) -> None:
         super().run()
         for client in self.clients:
-            assert not probe.core(client).attempts._under_way
-            assert not probe.core(client).attempts._waiting
+            assert not probe_acquire.attempts_under_way(probe.core(client).attempts)
+            assert not probe_acquire.callers_waiting(probe.core(client).attempts)
 
 
 @pytest.fixture

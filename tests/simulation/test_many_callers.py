@@ -12,7 +12,7 @@ from leasehold.engines.memory import MemoryEngine
 from leasehold.engines.sql.fair_mutex import FairMutex
 from leasehold.runtime.simulated import Process, Simulator, Task
 from leasehold.testing.network import NetworkTransport, SimulatedServer
-from tests.support import probe
+from tests.support import probe, probe_acquire
 
 CALLERS = 1000
 SECONDS_PER_ATTEMPT = 0.02  # so that 250 attempts are answered within the call_timeout
@@ -64,8 +64,8 @@ class Crowd:
     def finish(self, tasks: list[Task], seconds: float = 600) -> None:
         for task in tasks:
             self.world.run_until_complete(task, seconds)
-        assert not probe.core(self.client).attempts._under_way
-        assert not probe.core(self.client).attempts._waiting
+        assert not probe_acquire.attempts_under_way(probe.core(self.client).attempts)
+        assert not probe_acquire.callers_waiting(probe.core(self.client).attempts)
 
 
 def test_all_callers_are_served_though_all_take_longer_than_call_timeout() -> None:

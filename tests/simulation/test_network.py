@@ -9,6 +9,7 @@ from leasehold.errors import Mismatch, Unavailable
 from leasehold.model import Busy, Claim, Grant, Holder
 from leasehold.runtime.simulated import Process, Simulator
 from leasehold.testing.network import NetworkProfile, NetworkTransport, Observer, SimulatedServer
+from tests.support import probe_memory
 
 
 class RecordingObserver(Observer):
@@ -114,7 +115,7 @@ def test_connection_keeps_order_only_if_profile_is_ordered(ordered):
     site.attempt((process, None, engine), 1)
     for number in range(100, 120):
         engine.forget(claim(number))
-        engine._transport.post("attempt", (claim(number), "a"))
+        probe_memory.transport(engine).post("attempt", (claim(number), "a"))
     site.simulator.run(10)
     executed = [seen for seen in site.observer.seen if seen.startswith("answered")][-40:]
     assert (executed == ["answered release", "answered attempt"] * 20) is ordered

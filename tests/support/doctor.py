@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 from leasehold import Client
-from leasehold.cli.doctor.command import _examine
 from leasehold.cli.doctor.findings import Finding
 from leasehold.cli.doctor.servers import check_servers
 from leasehold.engines.probe import Health
+from tests.support import probe_cli
 
 SPEED = frozenset({"round trip", "hand-off", "disk"})  # findings that a busy machine has as well
 
 
 def examine(url: str) -> list[Finding]:
     with Client(url) as client:
-        return list(_examine(client))
+        return list(probe_cli.examine(client))
 
 
 def unsafe(url: str) -> dict[str, str]:

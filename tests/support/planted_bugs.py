@@ -11,17 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from leasehold.client import acquire, lease_document
+from leasehold.client import acquire
 from leasehold.client.acquire import AcquireRequest
-from leasehold.client.any_of import _Member, _MemberSignal
-from leasehold.client.lease import BaseLease
 from leasehold.core import timing
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import HELD, RESERVED, TokenCounter
-from leasehold.engines.memory import MemoryEngine, MemoryServer
+from leasehold.engines.memory import MemoryEngine
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.model import Gone, Grant
-from tests.support import probe
+from tests.support import probe, probe_acquire, probe_lock_state, probe_memory
 
 PLANTED: dict[str, Callable[[], Any]] = {}
 
@@ -45,7 +43,7 @@ def bug(owner: Any, attribute: str) -> Callable[[Callable[..., Any]], Callable[.
 # ------------------------------------------------------------------ in the server
 
 
-@bug(MemoryServer, "_sweep_name")
+@bug(*probe_memory.SWEEP_NAME)
 def lease_forgotten(original, server, context, key):
     """The sweep takes a held name for idle because its queue is empty."""
     notifications = original(server, context, key)
@@ -76,27 +74,27 @@ def release_without_owner_check(original, lock_state, context, id_hash, min_hold
     return original(lock_state, context, id_hash if id_hash in lock_state.entries else held, min_hold)
 
 
-@bug(LockState, "_advance_queue")
+@bug(*probe_lock_state.ADVANCE_QUEUE)
 def reservation_end_not_notified(original, lock_state, context, notifications, attempting=None):
     original(lock_state, context, notifications, attempting)
     if any(entry.state == RESERVED for entry in lock_state.holders.values()):
         notifications[:] = [notification for notification in notifications if notification.kind != "recheck"]
 
 
-@bug(LockState, "_pass_over")
+@bug(*probe_lock_state.PASS_OVER)
 def passed_over_waiter_dropped(_, lock_state, entry):
     """A waiter that does not claim its reservation in time is removed from the queue."""
-    lock_state._remove(entry)
+    probe_lock_state.remove(lock_state, entry)
 
 
-@bug(MemoryServer, "_current_context")
+@bug(*probe_memory.CURRENT_CONTEXT)
 def wall_clock_used(original, server):
     context = original(server)
-    context.now = server._runtime.wall()
+    context.now = probe_memory.server_runtime(server).wall()
     return context
 
 
-@bug(LockState, "_expire_holders")
+@bug(*probe_lock_state.EXPIRE_HOLDERS)
 def early_expiry(original, lock_state, now):
     original(lock_state, now + 0.2)
 
@@ -110,12 +108,12 @@ def repeated_attempt_queues_again(original, lock_state, context, claim, client):
     return original(lock_state, context, claim, client)
 
 
-@bug(LockState, "_can_admit")
+@bug(*probe_lock_state.CAN_ADMIT)
 def shared_beside_exclusive(original, lock_state, mode):
     return original(lock_state, mode) or (lock_state.kind == "lock" and mode == "shared")
 
 
-@bug(LockState, "_change_kind")
+@bug(*probe_lock_state.CHANGE_KIND)
 def wrong_kind_admitted(_, lock_state, now, claim):
     lock_state.kind, lock_state.limit = claim.kind, claim.limit
 
@@ -133,7 +131,7 @@ def larger_limit_wakes_no_waiter(original, lock_state, context, limit):
     return answer, []
 
 
-@bug(LockState, "_withdraw_reservation")
+@bug(*probe_lock_state.WITHDRAW_RESERVATION)
 def reservation_survives_a_smaller_limit(_, lock_state, entry):
     """A waiter claims the reservation that it got under the larger limit."""
 
@@ -151,22 +149,22 @@ def claims_bring_their_own_limit(original, lock_state, context, claim, client):
             lock_state.limit = stored
 
 
-@bug(LockState, "_start_cooling")
+@bug(*probe_lock_state.START_COOLING)
 def delay_forgotten(original, lock_state, entry, until, delay):
     if delay:
-        lock_state._remove(entry)
+        probe_lock_state.remove(lock_state, entry)
     else:
         original(lock_state, entry, until, delay)
 
 
-@bug(LockState, "_add_entry")
+@bug(*probe_lock_state.ADD_ENTRY)
 def last_come_first_served(original, lock_state, now, claim, client):
     entry = original(lock_state, now, claim, client)
     entry.ticket = -entry.ticket
     return entry
 
 
-@bug(LockState, "_extend")
+@bug(*probe_lock_state.EXTEND)
 def longer_ttl_answered_than_granted(original, lock_state, now, entry, ttl):
     """A renewal is answered with more life than the grant has."""
     return original(lock_state, now, entry, ttl) * 1.05
@@ -178,7 +176,7 @@ def break_refused(original, lock_state, context, token):
     if not lock_state.waiters:
         return original(lock_state, context, token)
     notifications = []
-    lock_state._advance_queue(context, notifications)
+    probe_lock_state.advance_queue(lock_state, context, notifications)
     return False, notifications
 
 
@@ -187,9 +185,9 @@ def break_refused(original, lock_state, context, token):
 
 @bug(MemoryEngine, "attempt")
 async def wake_up_that_grants(original, engine, claim, deadline):
-    waiter = engine._registry.waiting.get(claim.id_hash)
+    waiter = probe_memory.registry(engine).waiting.get(claim.id_hash)
     if waiter is not None and waiter.woken:
-        return Grant(int(engine._runtime.wall() * 1_000_000), claim.ttl)
+        return Grant(int(probe_memory.runtime(engine).wall() * 1_000_000), claim.ttl)
     return await original(engine, claim, deadline)
 
 
@@ -202,7 +200,7 @@ def waiter_never_woken(original, registry, kind, *args):
 @bug(MemoryEngine, "wait")
 async def waiter_forgotten_by_its_client(original, engine, claim, busy, seconds):
     """The client drops a claim from its registry while a caller still waits for it."""
-    waiter = engine._registry.waiting.pop(claim.id_hash, None)
+    waiter = probe_memory.registry(engine).waiting.pop(claim.id_hash, None)
     if waiter is not None:
         await waiter.signal.wait(seconds)
 
@@ -212,15 +210,15 @@ def pending_release_forgotten(*_):
     """A release is sent once and never retried."""
 
 
-@bug(BaseLease, "_on_renewal")
+@bug(*probe.ON_RENEWAL)
 def gone_ignored(original, lease, renewal):
     if not isinstance(renewal.reply, Gone):
         original(lease, renewal)
 
 
-@bug(BaseLease, "_end_lost")
+@bug(*probe.END_LOST)
 def loss_not_reported(original, lease, reason):
-    lease._callbacks = None
+    probe.drop_callbacks(lease)
     return original(lease, reason)
 
 
@@ -247,7 +245,7 @@ def late_grant_handed_out() -> Iterator[None]:
 PLANTED["late_grant_handed_out"] = late_grant_handed_out
 
 
-@bug(lease_document, "_use_ticket")
+@bug(*probe.USE_TICKET)
 async def ticket_not_asked_for(*_):
     """Whoever has the text goes on with the lease."""
 
@@ -257,12 +255,13 @@ def strict_lease_kept_while_overdue(original, asked_at, ttl, drift, _strict):
     return original(asked_at, ttl, drift, False)
 
 
-@bug(BaseLease, "_is_outdated")
+@bug(*probe.IS_OUTDATED)
 def ensured_life_shortened(original, lease, renewal, validity):
     """The watchdog goes on to renew for the ttl of the lock, and counts from there."""
     if not renewal.explicit and not original(lease, renewal, validity):
-        lease._validity = validity
-        lease._claim = lease._claim._replace(ttl=min(lease._claim.ttl, 1.0))
+        probe.replace_validity(lease, validity)
+        claim = probe.claim(lease)
+        probe.replace_claim(lease, claim._replace(ttl=min(claim.ttl, 1.0)))
     return original(lease, renewal, validity)
 
 
@@ -273,19 +272,19 @@ def counted_from_the_answer(original, request, claim, grant, asked_at, valid_unt
     return original(request, claim, grant, now, timing.valid_until(now, grant.ttl), connection_epoch)
 
 
-@bug(BaseLease, "_on_renewal")
+@bug(*probe.ON_RENEWAL)
 def renewal_counted_from_the_answer(original, lease, renewal):
     """The client counts a renewed ttl from the reply, not from the request (E8)."""
-    original(lease, renewal._replace(asked_at=lease._core.runtime.now()))
+    original(lease, renewal._replace(asked_at=probe.runtime(lease).now()))
 
 
-@bug(_Member, "leave")
+@bug(probe_acquire.PoolMember, "leave")
 def other_queues_of_a_pool_not_left(_, member):
     """After the grant of one name, the acquires of the others stay suspended, and their claims queued."""
-    member._left = True
+    probe_acquire.mark_left(member)
 
 
-@bug(_MemberSignal, "set")
+@bug(probe_acquire.MemberSignal, "set")
 def wake_up_of_a_pool_lost(_, signal):
     """A notification marks the acquire of its name, and the caller sleeps on."""
     signal.is_set = True

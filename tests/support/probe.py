@@ -7,10 +7,17 @@ needs more adds a function there, so that a rename in `src/` changes one file of
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from harness.probe import AnyClient as AnyClient
+from harness.probe import claim as claim
+from harness.probe import core as core
+from harness.probe import has_final_state as has_final_state
+from harness.probe import validity as validity
 from leasehold import AsyncClient, Client, MultiLock
 from leasehold.client import base, lease_document
+from leasehold.client import core as core_module
 from leasehold.client.core import ClientCore
 from leasehold.client.election import BaseElection
 from leasehold.client.held_locks import HeldLocks
@@ -24,15 +31,6 @@ from leasehold.model import Alive, Claim, Gone, Reason
 from leasehold.runtime.base import Runtime, run_sync
 
 
-class HasCore(Protocol):
-    """A client, or what it has made: a lock, a multilock, an election."""
-
-    _core: ClientCore
-
-
-AnyClient: TypeAlias = Client | AsyncClient | HasCore
-
-
 class Place(NamedTuple):
     """Where something private is kept: `monkeypatch.setattr(*place, other)` replaces it, `getattr(*place)` reads it."""
 
@@ -44,25 +42,21 @@ class Place(NamedTuple):
         return Place(owner, self.name)
 
 
+MAX_EVENTS = Place(core_module, "_MAX_EVENTS")  # that wait for a slow hook
+
 # Steps that tests watch, or during which they do harm.
-DRAIN_IN_FLIGHT = Place(ClientCore, "_drain_in_flight")  # at the end, wait for the attempts under way
+DRAIN_IN_FLIGHT = Place(ClientCore, "_drain_in_flight")  # when closing, waits until callers have withdrawn their claims
 END_LOST = Place(BaseLease, "_end_lost")
 IS_OUTDATED = Place(BaseLease, "_is_outdated")  # whether a renewal's answer is older than what the lease knows
 ON_RENEWAL = Place(BaseLease, "_on_renewal")  # called with each answer to a renewal
-OPEN_ENGINE = Place(Watchdog, "_open_engine")
 ROLLBACK = Place(BaseLease, "_rollback")  # called for each lease of a multilock that was not granted in full
 RUN_ONCE = Place(Watchdog, "_run_once")
 SEND_HEARTBEATS = Place(Watchdog, "_send_heartbeats")
 SEND_RENEWALS = Place(Watchdog, "_send_renewals")  # of leases, and heartbeats
-USE_TICKET = Place(lease_document, "_use_ticket")  # of a lease's document, which only one may take over
+USE_TICKET = Place(lease_document, "_use_ticket")  # of a lease's document: only one caller may take it over
 
 
-# -------------------------------------------------------------- the client
-
-
-def core(client: AnyClient) -> ClientCore:
-    """What all leases of the client share."""
-    return client._core
+# --------------------------------------------------------------- the client
 
 
 def engine(client: AnyClient | Any) -> Any:
@@ -84,72 +78,6 @@ def client_id(client: AnyClient) -> str:
     return client._core.registry.client_id
 
 
-# ------------------------------------------------------------ the watchdog
-
-
-def watchdog(client: AnyClient) -> Watchdog:
-    return client._core.watchdog
-
-
-def watchdog_engine(client: AnyClient) -> Any:
-    """The watchdog's own instance of the engine; None until it needs one."""
-    return client._core.watchdog._engine
-
-
-def watchdog_runtime(client: AnyClient) -> Runtime:
-    return client._core.watchdog._runtime
-
-
-def watchdog_has_ended(client: AnyClient) -> bool:
-    """Whether the thread has ended after `stop`."""
-    ended = client._core.watchdog._stopped_signal
-    return ended is not None and bool(run_sync(ended.wait(0.0)))
-
-
-def watchdog_wakes_at(client: AnyClient) -> float:
-    """When the watchdog does its next work; NEVER while it works."""
-    return client._core.watchdog._wakes_at
-
-
-def new_leases(client: AnyClient) -> dict[str, Any]:
-    """The leases that the watchdog was given, and has not planned yet."""
-    return client._core.watchdog._new_leases
-
-
-def planned_expiries(client: AnyClient) -> int:
-    """How many leases the watchdog will end when their time is over."""
-    return len(client._core.watchdog._expiries)
-
-
-def planned_renewals(client: AnyClient) -> int:
-    return len(client._core.watchdog._renewals)
-
-
-def next_planned_renewal(client: AnyClient) -> float:
-    return client._core.watchdog._next_renewal_at()
-
-
-def pretend_last_call_took(client: AnyClient, seconds: float) -> None:
-    """As if a call of the watchdog had taken this long. It then has a connection."""
-    client._core.watchdog._last_answer = seconds
-
-
-def send_due_heartbeats(client: AnyClient) -> None:
-    """The watchdog's step for waiters."""
-    watchdog = client._core.watchdog
-    run_sync(watchdog._send_heartbeats(watchdog._runtime))
-
-
-def watchdog_sleeps(client: AnyClient) -> bool:
-    """Whether the watchdog has planned its next work, and sleeps until then."""
-    return client._core.watchdog._wakes_at < NEVER
-
-
-def next_heartbeat(client: AnyClient) -> float | None:
-    """When the watchdog sends the waiters' next heartbeat; None while there is none to send."""
-    return client._core.watchdog._next_heartbeat_at
-
-
 def runtime(client: AnyClient) -> Runtime:
     return client._core.runtime
 
@@ -158,8 +86,24 @@ def config(client: AnyClient) -> EngineConfig:
     return client._core.config
 
 
+def client_options(client: Client | AsyncClient) -> ClientOptions:
+    """The options that the client was made with, with defaults filled in."""
+    return client._options
+
+
 def is_closed(client: AnyClient) -> bool:
     return client._core.closed
+
+
+def live_core(key: int) -> ClientCore | None:
+    """The core with this `id`, if the hooks at fork and exit would find it."""
+    known = base._CORES.get(key)
+    return None if known is None else known()
+
+
+def callback_runtime(client: AnyClient) -> Runtime:
+    """What starts the thread of the client's callbacks."""
+    return client._core.callbacks._runtime
 
 
 def rebase(client: Client | AsyncClient, floor: int) -> int:
@@ -181,20 +125,7 @@ def replace_held_lock_entries(client: AnyClient, entries: dict[Any, Any]) -> Non
     client._core.held_locks._held = entries
 
 
-def client_options(client: Client | AsyncClient) -> ClientOptions:
-    """The options that the client was made with, with defaults filled in."""
-    return client._options
-
-
-def live_core(key: int) -> ClientCore | None:
-    """The core with this `id`, if the hooks at fork and exit would find it."""
-    known = base._CORES.get(key)
-    return None if known is None else known()
-
-
-def callback_runtime(client: AnyClient) -> Runtime:
-    """What starts the thread of the client's callbacks."""
-    return client._core.callbacks._runtime
+# ----------------------------------------------------- waiters and releases
 
 
 def waiters(client: AnyClient) -> list[Waiter]:
@@ -206,13 +137,6 @@ def wake_waiters(client: AnyClient) -> None:
     """Let every waiter check again, as after a notification. For clocks that tests advance by hand."""
     for waiter in waiters(client):
         waiter.signal.set()
-
-
-def make_heartbeat_due(client: AnyClient) -> None:
-    """As if the waiters had queued long ago. Wake the watchdog, and it sends one."""
-    for waiter in waiters(client):
-        waiter.joined_at = 0.0
-    watchdog(client)._next_heartbeat_at = 0.0
 
 
 def pending_releases(client: AnyClient) -> list[PendingRelease]:
@@ -236,12 +160,90 @@ def replace_releases(client: AnyClient, queue: deque[Any]) -> None:
     client._core.watchdog._to_release = queue
 
 
+# ------------------------------------------------------------- the watchdog
+
+
+def watchdog(client: AnyClient) -> Watchdog:
+    return client._core.watchdog
+
+
+def watchdog_engine(client: AnyClient) -> Any:
+    """The watchdog's own instance of the engine; None until it needs one."""
+    return client._core.watchdog._engine
+
+
+def replace_engine_opener(client: AnyClient, opener: Callable[[Runtime], Any]) -> None:
+    """Set what opens the watchdog's instance of the engine."""
+    client._core.watchdog._open_engine = opener
+
+
+def watchdog_runtime(client: AnyClient) -> Runtime:
+    return client._core.watchdog._runtime
+
+
+def watchdog_sleeps(client: AnyClient) -> bool:
+    """Whether the watchdog has planned its next work, and sleeps until then."""
+    return client._core.watchdog._wakes_at < NEVER
+
+
+def watchdog_wakes_at(client: AnyClient) -> float:
+    """When the watchdog does its next work; NEVER while it works."""
+    return client._core.watchdog._wakes_at
+
+
 def wake_watchdog(client: AnyClient) -> None:
     """Make the watchdog do now what is due."""
     client._core.watchdog.wake_by(-1.0)
 
 
-# --------------------------------------------------------------- the lease
+def watchdog_has_ended(client: AnyClient) -> bool:
+    """Whether the thread has ended after `stop`."""
+    ended = client._core.watchdog._stopped_signal
+    return ended is not None and bool(run_sync(ended.wait(0.0)))
+
+
+def new_leases(client: AnyClient) -> dict[str, Any]:
+    """The leases that the watchdog was given, and has not planned yet."""
+    return client._core.watchdog._new_leases
+
+
+def planned_expiries(client: AnyClient) -> int:
+    """How many leases the watchdog will end when their time is over."""
+    return len(client._core.watchdog._expiries)
+
+
+def planned_renewals(client: AnyClient) -> int:
+    return len(client._core.watchdog._renewals)
+
+
+def next_planned_renewal(client: AnyClient) -> float:
+    return client._core.watchdog._next_renewal_at()
+
+
+def next_heartbeat(client: AnyClient) -> float | None:
+    """When the watchdog sends the waiters' next heartbeat; None while there is none to send."""
+    return client._core.watchdog._next_heartbeat_at
+
+
+def make_heartbeat_due(client: AnyClient) -> None:
+    """As if the waiters had queued long ago. Wake the watchdog, and it sends one."""
+    for waiter in waiters(client):
+        waiter.joined_at = 0.0
+    watchdog(client)._next_heartbeat_at = 0.0
+
+
+def send_due_heartbeats(client: AnyClient) -> None:
+    """The watchdog's step for waiters."""
+    watchdog = client._core.watchdog
+    run_sync(watchdog._send_heartbeats(watchdog._runtime))
+
+
+def pretend_last_call_took(client: AnyClient, seconds: float) -> None:
+    """As if a call of the watchdog had taken this long. It then has a connection."""
+    client._core.watchdog._last_answer = seconds
+
+
+# ---------------------------------------------------------------- the lease
 
 
 def renewed_at(lease: BaseLease) -> float:
@@ -266,19 +268,9 @@ def plan_renewal(lease: BaseLease, at: float, *, renewed: float | None = None, f
         lease._validity = lease._validity._replace(asked_at=renewed)
 
 
-def claim(lease: BaseLease) -> Claim:
-    """The claim that the lease was granted for, with its secret id."""
-    return lease._claim
-
-
 def trusted_until(lease: BaseLease) -> float:
     """When the lease stops being trusted, if it is not renewed."""
     return lease._validity.valid_until
-
-
-def validity(lease: BaseLease) -> Validity:
-    """All that says how long the lease is trusted."""
-    return lease._validity
 
 
 def replace_validity(lease: BaseLease, validity: Validity) -> None:
@@ -297,11 +289,6 @@ def drop_callbacks(lease: BaseLease) -> None:
 
 def max_hold_ends_at(lease: BaseLease) -> float:
     return lease._max_hold_at
-
-
-def has_final_state(lease: BaseLease) -> bool:
-    """Whether the lease's end was recorded, rather than found by comparing the clock."""
-    return lease._final_state is not None
 
 
 def callers_of_wait_lost(lease: BaseLease) -> int:
@@ -333,7 +320,7 @@ def invalidate(lease: BaseLease) -> None:
     lease._invalidate("released")
 
 
-# ----------------------------------------------- locks, multilocks, elections
+# --------------------------------------------- locks, multilocks, elections
 
 
 def new_claim(lock: BaseLock[Any]) -> Claim:

@@ -36,6 +36,7 @@ CONNECT = Place(SqliteConnection, "_connect")
 DISPATCH = Place(wakeup_socket, "_dispatch")  # of a wake-up to its waiter
 FILE_LOCKS = Place(location, "_LOCKS")  # those against journals
 LOCK_AGAINST_JOURNALS = Place(location, "_lock_against_journals")
+OPEN_FOLDER = Place(WakeupSocket, "_open_folder")  # that of the sockets
 OPEN_DATABASE = Place(location, "_open_database")
 CALL_WITH_PATH = Place(WakeupSocket, "_call_with_path")  # probes an address, or sends to it
 SENDER_SOCKETS = Place(WakeupSocket, "_sender_sockets")  # gives the two: to probe, and to send

@@ -17,6 +17,7 @@ from leasehold.engines.probe import Health, MemberHealth, Storage, WeakSetting
 from leasehold.errors import Unsupported
 from leasehold.runtime.threads import Threads
 from leasehold.telemetry import Collector, EngineHealth, engine_health, metrics_text
+from tests.support import probe_telemetry
 from tests.support.client_fixtures import poll_until
 from tests.support.paths import ROOT
 
@@ -66,7 +67,7 @@ class Probes:
         """A source after this many probes."""
         source = EngineHealth(url, interval=0.001 if count > 1 else 3600)
         self.sources.append(source)
-        poll_until(lambda: self.probed > count - 1 and source._began_at is None)
+        poll_until(lambda: self.probed > count - 1 and not probe_telemetry.is_probing(source))
         return source
 
 
@@ -206,7 +207,7 @@ def test_reading_waits_for_no_probe_and_a_hanging_one_means_down(probes):
         assert entered.wait(20)
         assert values(source)["leasehold_engine_up['etcd']"] == 1  # the last result
         offset = 2 + 5 + 1
-        source._runtime.now = lambda: now() + offset
+        probe_telemetry.runtime_of(source).now = lambda: now() + offset
         assert values(source) == {"leasehold_engine_up['etcd']": 0, "leasehold_engine_leader_changes_total['etcd']": 0}
     finally:
         release.set()

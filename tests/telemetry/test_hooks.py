@@ -11,14 +11,14 @@ import time
 import pytest
 
 from leasehold import Client, ConfigError, Event, events
-from leasehold.client import core
 from leasehold.telemetry import Metrics, background
+from tests.support import probe, probe_logs
 
 
 @pytest.fixture(autouse=True)
 def no_slow_calls(monkeypatch):
-    monkeypatch.setattr(events, "_slow_calls", {})
-    monkeypatch.setattr(events, "_slow_hooks", set())
+    monkeypatch.setattr(*probe_logs.SLOW_CALLS, {})
+    monkeypatch.setattr(*probe_logs.SLOW_HOOKS, set())
 
 
 def dropped(metrics: Metrics) -> float:
@@ -38,7 +38,7 @@ def test_slow_hook_is_reported_once_with_advice(monkeypatch, caplog):
     for number in range(10):
         events.call_hook(slow_hook, event())
         assert ("slow_hook is slow" in caplog.text) == (number >= 2)  # once may be the machine's fault
-    assert not events._slow_calls
+    assert not getattr(*probe_logs.SLOW_CALLS)
     (record,) = [record for record in caplog.records if "slow_hook" in record.getMessage()]
     assert record.levelno == logging.WARNING
     assert "slow_hook is slow (0.060 s" in record.getMessage()
@@ -150,7 +150,7 @@ def test_background_refuses_what_is_not_a_hook_or_number(hook, max_events):
 
 def test_events_of_the_watchdog_are_dropped_if_its_hook_hangs(bench, monkeypatch, wait_until):
     """The callback thread also runs on_lost callbacks: those are never dropped."""
-    monkeypatch.setattr(core, "_MAX_EVENTS", 3)
+    monkeypatch.setattr(*probe.MAX_EVENTS, 3)
     metrics, release, lost = Metrics(), threading.Event(), []
 
     def hangs(event: Event) -> None:

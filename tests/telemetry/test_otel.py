@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import leasehold
 from leasehold import AsyncClient, Client, Event, NotAcquired, StaleToken, Unavailable, fences, telemetry, tracing
 from leasehold.telemetry import otel
-from tests.support import probe
+from tests.support import probe, probe_telemetry
 from tests.support.spans import Spans
 
 
@@ -164,7 +164,7 @@ def test_acquire_that_ends_in_another_context_ends_its_span(spans, hook, caplog)
     threading_context.join(20)
     hook(Event("failed", "memory", "", "a", 2.0, fingerprint="f", error="GeneratorExit", reason="GeneratorExit: "))
     assert spans.only("leasehold.acquire").attributes["leasehold.outcome"] == "cancelled"
-    assert not hook._acquiring
+    assert not probe_telemetry.open_acquires(hook)
     assert "detach" not in caplog.text
 
 
@@ -190,7 +190,7 @@ def test_acquire_that_got_a_new_id_has_one_span(spans, hook, bench):
         done.join(0.01)
     assert spans.tree() == ["leasehold.acquire"]
     assert spans.only("leasehold.acquire").attributes["leasehold.outcome"] == "granted"
-    assert not hook._acquiring
+    assert not probe_telemetry.open_acquires(hook)
 
 
 # ------------------------------------------------------------------ leases
@@ -249,8 +249,8 @@ def test_lease_that_is_lost_before_its_grant_is_reported_has_a_span(spans, holdi
     holding_hook(Event("granted", **about, token=1, seconds=0.1))
     assert spans.only("leasehold.hold").status.status_code is StatusCode.ERROR
     holding_hook(Event("released", **about))
-    assert not holding_hook._leases
-    assert not holding_hook._early
+    assert not probe_telemetry.open_holds(holding_hook)
+    assert not probe_telemetry.early_ends(holding_hook)
 
 
 def test_run_of_once_is_a_span(spans, hook):
@@ -309,7 +309,7 @@ def test_forked_child_ends_no_span_of_its_parent(spans, holding_hook):
     with Client("memory://", on_event=holding_hook) as client, client.lock("a"):
         child = os.fork()
         if child == 0:
-            os._exit(0 if not holding_hook._leases else 1)
+            os._exit(0 if not probe_telemetry.open_holds(holding_hook) else 1)
         assert os.waitpid(child, 0)[1] == 0
     assert [span.name for span in spans.ended] == ["leasehold.acquire", "leasehold.hold"]
 
@@ -365,7 +365,10 @@ def test_metrics_have_the_names_buckets_and_attributes_of_the_page(hook, reader,
     (held,) = found["leasehold.hold.duration"]
     assert held.attributes["end"] == "released"
     lease.release()
-    assert set(found) <= {*otel._COUNTERS.values(), *(name for name, _ in otel._GAUGES.values())} | {
+    assert set(found) <= {
+        *probe_telemetry.otel_counters.values(),
+        *(name for name, _ in probe_telemetry.otel_gauges.values()),
+    } | {
         "leasehold.acquire.duration",
         "leasehold.hold.duration",
         "leasehold.renew.duration",
@@ -375,8 +378,11 @@ def test_metrics_have_the_names_buckets_and_attributes_of_the_page(hook, reader,
 
 def test_every_counter_and_gauge_has_a_name_in_opentelemetry():
     families = {family.name: family.kind for family in telemetry.Metrics().families()}
-    assert {name for name, kind in families.items() if kind == "counter"} == set(otel._COUNTERS)
-    assert {name for name, kind in families.items() if kind == "gauge"} == {*otel._GAUGES, "leasehold_build_info"}
+    assert {name for name, kind in families.items() if kind == "counter"} == set(probe_telemetry.otel_counters)
+    assert {name for name, kind in families.items() if kind == "gauge"} == {
+        *probe_telemetry.otel_gauges,
+        "leasehold_build_info",
+    }
 
 
 def test_released_lease_that_was_lost_before_is_counted_once(hook, reader):

@@ -65,7 +65,7 @@ class Outage:
         self.log: list[tuple[float, str]] = []  # seconds since the beginning, and what happened
         self.fired: set[str] = set()
         self.refused = False
-        self._written = 0
+        self.written = 0
 
     def note(self, what: str) -> None:
         self.log.append((time.monotonic() - self.began, f"{what} (quota {self.used():.1%} full)"))
@@ -94,8 +94,8 @@ class Outage:
             time.sleep(max(0.0, begin + count * pace - time.monotonic()))  # pause: the pace of the writes
 
     def _put(self, value: str) -> None:
-        self._written += 1
-        self.member.put(f"reports/{self._written}", value)
+        self.written += 1
+        self.member.put(f"reports/{self.written}", value)
 
     def look(self) -> None:
         """Note what is different from last time."""
@@ -174,7 +174,7 @@ def test_operator_who_acts_on_the_warning_prevents_the_outage(outage):
     outage.fill_at_once(0.81)
     outage.wait_for("LeaseholdStorageFilling")
     outage.look()
-    for number in range(1, outage._written + 1):
+    for number in range(1, outage.written + 1):
         outage.member.delete(f"reports/{number}")
     outage.member.compact()
     outage.member.ask("maintenance/defragment")

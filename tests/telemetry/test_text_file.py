@@ -9,8 +9,9 @@ import stat
 import pytest
 
 from leasehold import Event
-from leasehold.telemetry import Metrics, text_file
+from leasehold.telemetry import Metrics
 from leasehold.telemetry.text_file import TextFile
+from tests.support import probe_telemetry
 from tests.support.metric_samples import samples
 
 
@@ -35,7 +36,7 @@ def test_foreign_metric_with_a_group_in_the_file_stops_no_run(tmp_path):
 
 
 def test_two_processes_that_write_one_file_lose_no_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_file, "_LOCK_SECONDS", 60)
+    monkeypatch.setattr(*probe_telemetry.FILE_LOCK_SECONDS, 60)
     file = tmp_path / "x.prom"
     TextFile(str(file), Metrics()).write()
     children = []
@@ -66,7 +67,7 @@ def test_groups_in_the_file_count_for_the_cap(tmp_path):
 
 
 def test_locked_file_is_given_up_after_a_second(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_file, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(*probe_telemetry.FILE_LOCK_SECONDS, 0.05)
     file = TextFile(str(tmp_path / "x.prom"), Metrics())
     timed_out = pytest.raises(TimeoutError, match="another process keeps it locked")
     file.write()

@@ -9,8 +9,9 @@ import pytest
 import leasehold
 from leasehold import LeaseState
 from leasehold.engines import memory
-from leasehold.testing import Clock, clock, expire, lose
+from leasehold.testing import Clock, expire, lose
 from leasehold.testing.clock import ClockThreads
+from tests.support import probe_runtime
 from tests.support.timing import check_elapsed
 
 
@@ -125,7 +126,7 @@ def test_callback_may_advance_the_clock(leasehold_client, leasehold_clock):
 
 
 def test_blocking_callback_is_waited_for_only_briefly(leasehold_client, leasehold_clock, monkeypatch):
-    monkeypatch.setattr(clock, "_CALLBACK_TIMEOUT", 0.05)
+    monkeypatch.setattr(*probe_runtime.CALLBACK_TIMEOUT, 0.05)
     go = threading.Event()
     lease = leasehold_client.lock("job").acquire()
     lease.on_lost(lambda _: go.wait(30))

@@ -4,7 +4,7 @@ import pytest
 
 from leasehold import Client, Unavailable
 from leasehold.cli.bench.cases import cases
-from tests.support import probe
+from tests.support import probe_memory
 
 
 def test_every_bench_case_runs_and_releases_its_locks(tmp_path):
@@ -28,6 +28,6 @@ def test_bench_case_fails_when_engine_fails_in_a_thread():
         def refuse(*_):
             raise Unavailable("gone")
 
-        probe.engine(client)._transport.server.attempt = refuse
+        probe_memory.transport(client).server.attempt = refuse
         with pytest.raises(Unavailable):
             eight_threads.run(8)

@@ -11,6 +11,7 @@ from leasehold import Client, Unavailable
 from leasehold.cli.bench import load_worker
 from leasehold.cli.bench.load_worker import LoadGenerator, StepResult
 from leasehold.cli.bench.until_breaks import MachineTimes, client_processes, summarize
+from tests.support import probe_cli
 from tests.support.client_fixtures import poll_until
 
 
@@ -53,7 +54,7 @@ def test_pairs_start_when_due_and_are_timed_from_then(monkeypatch):
 def test_late_pair_is_finished_but_does_not_count(monkeypatch):
     """If it was cancelled, its release would burden the next step."""
     monkeypatch.setattr(load_worker, "GRACE", 0.0)
-    monkeypatch.setattr(load_worker, "_DRAIN", 60.0)
+    monkeypatch.setattr(*probe_cli.DRAIN_SECONDS, 60.0)
 
     async def run():
         engine = StallingEngine(2)  # no second pair comes
@@ -63,14 +64,14 @@ def test_late_pair_is_finished_but_does_not_count(monkeypatch):
 
     result, generator = asyncio.run(run())
     assert (result.due, result.latencies, result.errors) == (1, {}, {})
-    assert len(generator._free) == 1
+    assert len(probe_cli.free_locks(generator)) == 1
 
 
 @pytest.mark.parametrize(("held_seconds", "expected"), [(3600.0, ["run/1", "run/2"]), (0.0, ["run/1", "run/1"])])
 def test_name_of_failed_pair_is_used_again_once_it_must_be_free(monkeypatch, held_seconds, expected):
     monkeypatch.setattr(load_worker, "GRACE", 60.0)
-    monkeypatch.setattr(load_worker, "_HELD_SECONDS", held_seconds)
-    monkeypatch.setattr(load_worker, "_PAUSE_AFTER_FAILURE", 0.0)
+    monkeypatch.setattr(*probe_cli.FAILED_NAME_SECONDS, held_seconds)
+    monkeypatch.setattr(*probe_cli.FAILED_PAIR_SECONDS, 0.0)
     names = []
 
     class FailingEngine(StallingEngine):
@@ -92,8 +93,8 @@ def test_name_of_failed_pair_is_used_again_once_it_must_be_free(monkeypatch, hel
 
 def test_few_texts_of_errors_are_kept(monkeypatch):
     monkeypatch.setattr(load_worker, "GRACE", 60.0)
-    monkeypatch.setattr(load_worker, "_MAX_ERROR_TEXTS", 3)
-    monkeypatch.setattr(load_worker, "_PAUSE_AFTER_FAILURE", 0.0)
+    monkeypatch.setattr(*probe_cli.MAX_ERROR_TEXTS, 3)
+    monkeypatch.setattr(*probe_cli.FAILED_PAIR_SECONDS, 0.0)
 
     class FailingEngine(StallingEngine):
         async def acquire(self):
@@ -107,9 +108,9 @@ def test_few_texts_of_errors_are_kept(monkeypatch):
 def test_server_that_refuses_everything_takes_few_names(monkeypatch):
     """It takes no time to refuse: the names of a soak's outages, each kept for 40 seconds, were its growth."""
     monkeypatch.setattr(load_worker, "GRACE", 0.0)
-    monkeypatch.setattr(load_worker, "_DRAIN", 0.0)
-    monkeypatch.setattr(load_worker, "_MAX_RUNNING", 3)
-    monkeypatch.setattr(load_worker, "_PAUSE_AFTER_FAILURE", 3600.0)
+    monkeypatch.setattr(*probe_cli.DRAIN_SECONDS, 0.0)
+    monkeypatch.setattr(*probe_cli.MAX_RUNNING, 3)
+    monkeypatch.setattr(*probe_cli.FAILED_PAIR_SECONDS, 3600.0)
 
     class RefusingEngine(StallingEngine):
         async def acquire(self):

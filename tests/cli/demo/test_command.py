@@ -19,6 +19,7 @@ from leasehold.cli.demo import NAMES, DemoResult, load_demo, race, thundering_he
 from leasehold.cli.demo.redis_server import DemoRedis
 from leasehold.cli.demo.runner import DemoRunner, WorkerProcess
 from leasehold.cli.program import leasehold
+from tests.support import probe_cli
 
 EXPECTED = {  # what each demo shows without the fix, and with it
     "zombie": (lambda facts: facts["sold"] == 2, lambda facts: facts["sold"] == 1 and facts["refused"]),
@@ -93,7 +94,7 @@ def test_paused_process_is_never_inside_a_transaction():
         command = [sys.executable, "-c", TRANSACTIONS, runner.path("locks.db")]
         worker = WorkerProcess(runner, "A", Popen(command, stdin=PIPE, stdout=PIPE, text=True))
         try:
-            assert worker._process.stdout.readline()
+            assert probe_cli.process_of(worker).stdout.readline()
             worker.pause()
             assert not runner.locks_are_in_a_transaction()
         finally:
@@ -216,7 +217,7 @@ def test_herd_of_another_size_is_refused(shell, size):
 def test_herd_starts_again_when_no_caller_was_overtaken_by_chance(monkeypatch):
     """In one of a hundred runs of 50 pollers, the order of arrival is also the order in which they are served."""
     results = iter([DemoResult(False, "", {"overtaken": 0}), DemoResult(True, "", {"overtaken": 3})])
-    monkeypatch.setattr(thundering_herd, "_run_once", lambda *_: (next(results), 0.0))
+    monkeypatch.setattr(*probe_cli.RUN_HERD_ONCE, lambda *_: (next(results), 0.0))
     with DemoRunner("thundering-herd", None, lambda *_: None, size=50, verbose=False) as runner:
         assert thundering_herd.run(runner, fixed=False).as_expected
 
@@ -224,7 +225,7 @@ def test_herd_starts_again_when_no_caller_was_overtaken_by_chance(monkeypatch):
 def test_herd_starts_again_if_a_process_stood_still_for_too_long(monkeypatch):
     """50 callers arrive within half a second: a process that stood still for 0.3 s has sent its calls late itself."""
     results = iter([(DemoResult(False, "", {"overtaken": 2}), 0.3), (DemoResult(True, "", {"overtaken": 0}), 0.0)])
-    monkeypatch.setattr(thundering_herd, "_run_once", lambda *_: next(results))
+    monkeypatch.setattr(*probe_cli.RUN_HERD_ONCE, lambda *_: next(results))
     with DemoRunner("thundering-herd", None, lambda *_: None, size=50, verbose=False) as runner:
         assert thundering_herd.run(runner, fixed=True).as_expected
 

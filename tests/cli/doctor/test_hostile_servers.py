@@ -8,13 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from leasehold import Unavailable
-from leasehold.cli.doctor import real_lock
 from leasehold.cli.doctor.servers import check_servers
-from leasehold.engines.etcd.health import _SAMPLES
-from leasehold.engines.postgresql.health import _tables
 from leasehold.engines.probe import Table, filesystem
-from leasehold.engines.remote.health import _ENGINE
-from leasehold.engines.zookeeper.health import _FIELDS
+from tests.support import probe_cli, probe_health
 from tests.support.health import probe
 
 DIGITS = b"9" * 400
@@ -66,8 +62,8 @@ def test_path_that_a_server_names_may_have_any_characters():
 @pytest.mark.parametrize(
     ("pattern", "known", "other"),
     [
-        (_SAMPLES, 'etcd_disk_wal_fsync_duration_seconds_bucket{le="0.001"} 5', "metric_{} 1"),
-        (_FIELDS, "zk_quorum_size\t3", "zk_{}\t1"),
+        (probe_health.etcd_samples, 'etcd_disk_wal_fsync_duration_seconds_bucket{le="0.001"} 5', "metric_{} 1"),
+        (probe_health.zookeeper_fields, "zk_quorum_size\t3", "zk_{}\t1"),
     ],
 )
 def test_only_values_that_are_used_are_kept(pattern, known, other):
@@ -76,15 +72,15 @@ def test_only_values_that_are_used_are_kept(pattern, known, other):
 
 
 def test_forged_statistics_of_tables_are_bounded():
-    assert len(list(_tables(",".join(["lh_grant 1 9"] * 1000)))) == 16
-    assert list(_tables("lh_\x1b[2J 1 1,other 1 1,lh_a -1 5,lh_b 1e9 1,lh_c 1 " + "9" * 400)) == []
-    assert list(_tables("lh_grant 1 9")) == [Table("lh_grant", 1, 9)]
+    assert len(list(probe_health.parse_tables(",".join(["lh_grant 1 9"] * 1000)))) == 16
+    assert list(probe_health.parse_tables("lh_\x1b[2J 1 1,other 1 1,lh_a -1 5,lh_b 1e9 1,lh_c 1 " + "9" * 400)) == []
+    assert list(probe_health.parse_tables("lh_grant 1 9")) == [Table("lh_grant", 1, 9)]
 
 
 @pytest.mark.parametrize(("name", "found"), [("redis+sentinel", True), ("\x1b[2J", False), ("x" * 41, False)])
 def test_forged_name_of_the_engine_behind_a_server_is_ignored(name, found):
     text = f'# TYPE x gauge\nleasehold_server_breaker_state{{engine="{name}"}} 0\n'
-    assert bool(_ENGINE.search(text)) is found
+    assert bool(probe_health.lock_server_engine.search(text)) is found
 
 
 class SlowClient:
@@ -103,7 +99,7 @@ class SlowClient:
 
 def test_round_trips_of_a_slow_server_are_measured_for_seconds_only():
     client = SlowClient()
-    finding = real_lock._measure(client, SimpleNamespace(now=lambda: client.seconds))
+    finding = probe_cli.measure_round_trip(client, SimpleNamespace(now=lambda: client.seconds))
     assert (finding.check, finding.severity) == ("round trip", "warning")
     assert client.calls == 3
 
@@ -112,6 +108,6 @@ def test_break_that_fails_is_a_finding():
     def break_lock(*_: object, **__: object) -> bool:
         raise Unavailable("no answer", engine="redis")
 
-    with pytest.raises(real_lock._Failed) as failed:
-        list(real_lock._check_break(SimpleNamespace(break_lock=break_lock), SimpleNamespace(token=1)))
+    with pytest.raises(probe_cli.CheckFailed) as failed:
+        list(probe_cli.check_break(SimpleNamespace(break_lock=break_lock), SimpleNamespace(token=1)))
     assert failed.value.finding.severity == "danger"

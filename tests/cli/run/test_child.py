@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from leasehold.cli.run.orphan_killer import OrphanKiller
+from tests.support import probe_cli
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -92,12 +93,12 @@ def test_orphan_killer_keeps_the_descriptor_until_the_group_is_gone(wait_until):
     orphan_killer = OrphanKiller(command.pid)
     orphan_killer.keep_open(writer, 600.0)
     os.close(writer)
-    orphan_killer._writer.close()  # as if the wrapper had died
+    probe_cli.pretend_wrapper_died(orphan_killer)  # as if the wrapper had died
     wait_until(lambda: Path(f"/proc/{command.pid}/stat").read_text().split()[2] == "Z")
     with pytest.raises(BlockingIOError):
         os.read(reader, 1)
     command.wait()
-    wait_until(lambda: os.waitpid(orphan_killer._pid, os.WNOHANG)[0])
+    wait_until(lambda: probe_cli.has_ended(orphan_killer))
     assert os.read(reader, 1) == b""
     os.close(reader)
 

@@ -10,8 +10,8 @@ import pytest
 from leasehold import Client, Unavailable
 from leasehold.cli.console import Console
 from leasehold.cli.server_api import reading
-from leasehold.cli.top import source as source_module
 from leasehold.cli.top.source import Source
+from tests.support import probe_cli
 from tests.support.client_fixtures import poll_until
 
 
@@ -74,7 +74,7 @@ def test_ttl_of_a_grant_is_the_most_that_was_seen(client, answers, ttl):
     with client.lock("a"):
         (holding,) = client.inspect("a")
     for at, left in answers:
-        life = source._lives["f"] = source._life(holding._replace(fingerprint="f", left=left), at)
+        life = probe_cli.observe_life(source, holding._replace(fingerprint="f", left=left), at)
     assert life.ttl == ttl
 
 
@@ -132,7 +132,7 @@ class ForgedServer:
 
 def test_list_of_a_server_is_read(client):
     source = Source(Console("memory://"), client, "")
-    (holder, waiter), *_ = source._read_server(ForgedServer())
+    (holder, waiter), *_ = probe_cli.read_server(source, ForgedServer())
     assert (holder.token, holder.age, holder.acquired_at, holder.holder.pid) == (5, 5.0, 1.7e9, 7)
     assert (waiter.state, waiter.position, waiter.age, waiter.holder.label) == ("waiting", 0, 2.0, "cron")
 
@@ -149,19 +149,19 @@ def test_list_of_a_server_is_read(client):
 def test_list_with_a_member_of_another_form_is_no_answer(client, page):
     source = Source(Console("memory://"), client, "")
     with pytest.raises(Unavailable), reading("/v1/locks"):
-        source._read_server(ForgedServer(**page))
+        probe_cli.read_server(source, ForgedServer(**page))
 
 
 def test_list_of_a_server_with_too_many_claims_is_unavailable(client, monkeypatch):
-    monkeypatch.setattr(source_module, "_MAX_CLAIMS", 5)
+    monkeypatch.setattr(*probe_cli.MAX_CLAIMS, 5)
     source, server = Source(Console("memory://"), client, ""), ForgedServer(cursor="more")
     with pytest.raises(Unavailable, match="did not end after 6 claims"):
-        source._read_server(server)
+        probe_cli.read_server(source, server)
     assert server.asked == 3
 
 
 def test_list_of_a_server_of_empty_pages_without_end_is_unavailable(client, monkeypatch):
-    monkeypatch.setattr(source_module, "_LIST_SECONDS", 0.01)
+    monkeypatch.setattr(*probe_cli.LIST_SECONDS, 0.01)
     source = Source(Console("memory://"), client, "")
     with pytest.raises(Unavailable, match="did not end after 0 claims"):
-        source._read_server(ForgedServer(cursor="more", holdings=[], queue=[]))
+        probe_cli.read_server(source, ForgedServer(cursor="more", holdings=[], queue=[]))

@@ -61,17 +61,17 @@ def test_top_on_an_engine_that_does_not_answer_exits_69(shell):
 @pytest.mark.parametrize("end", ["q", signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_terminal_is_restored_however_top_ends(shell, end):
     terminal = shell.terminal("top")
-    before = termios.tcgetattr(terminal._fd)
+    before = termios.tcgetattr(terminal.fd)
     terminal.read("no holders or waiters")
     assert ENTERED in terminal.seen
-    assert not termios.tcgetattr(terminal._fd)[3] & termios.ICANON
+    assert not termios.tcgetattr(terminal.fd)[3] & termios.ICANON
     if isinstance(end, str):
         terminal.type(end)
     else:
         os.kill(terminal.pid, end)
     assert terminal.wait() == (0 if end == "q" else 128 + end)
     assert terminal.seen.endswith(LEFT)
-    assert termios.tcgetattr(terminal._fd)[3] & termios.ICANON == before[3] & termios.ICANON
+    assert termios.tcgetattr(terminal.fd)[3] & termios.ICANON == before[3] & termios.ICANON
 
 
 class Tmux:

@@ -25,7 +25,7 @@ def test_failover_to_a_replica_may_lose_a_grant_but_tokens_still_rise(mariadb, w
             replica.run("stop slave")  # from here on nothing reaches the replica
             lease = client.lock("job").acquire()
             primary.kill()
-            proxy._target = ("127.0.0.1", replica.port)
+            proxy.target = ("127.0.0.1", replica.port)
             second = other.lock("job", wait=20).acquire()
             assert second.token > lease.token, "two holders, but a fence can tell them apart"
             with pytest.raises(LeaseLost):

@@ -17,10 +17,11 @@ from pymysql.constants import CLIENT
 
 from leasehold import Client
 from leasehold.core.names import bucket
-from leasehold.engines.mysql import engine, schema
+from leasehold.engines.mysql import schema
 from leasehold.engines.mysql.session import literals
 from leasehold.engines.sql.engine import SqlEngine
 from leasehold.model import Busy, Grant
+from tests.support import probe_mysql
 from tests.support.timing import check_elapsed
 
 NEIGHBOURS = [name for name in map(str, range(20_000)) if bucket(name) == bucket("job")]  # one bucket with "job"
@@ -217,7 +218,7 @@ def test_token_cache_stays_bounded_under_many_threads(monkeypatch, make_driver) 
         return Grant(1, 1.0, None)
 
     monkeypatch.setattr(SqlEngine, "attempt", granted)
-    monkeypatch.setattr(engine, "_MAX_TOKENS", 100)
+    monkeypatch.setattr(*probe_mysql.MAX_TOKENS, 100)
     interval = sys.getswitchinterval()
     driver = make_driver("mysql://nobody@127.0.0.1:1/nowhere")
     claim = driver.claim()
@@ -232,7 +233,7 @@ def test_token_cache_stays_bounded_under_many_threads(monkeypatch, make_driver) 
             list(pool.map(work, range(8)))
     finally:
         sys.setswitchinterval(interval)
-    assert len(driver.engine._tokens) <= 100 + 8
+    assert len(probe_mysql.remembered_tokens(driver.engine)) <= 100 + 8
 
 
 # -------------------------------------------------------------- many clients

@@ -17,7 +17,7 @@ from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError, NotAcquired, Unavailable, Unsupported
 from leasehold.core.names import bucket
 from leasehold.engines.mysql import schema
-from tests.support import probe
+from tests.support import probe, probe_sql
 from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
 
@@ -93,7 +93,7 @@ def test_server_idle_timeout_does_not_apply_to_our_sessions(mariadb, wait_until)
     server = mariadb("wait-timeout=1", "interactive-timeout=1")
     with Client(url_of(server)) as client:
         client.inspect()
-        session = probe.engine(client)._connection._session
+        session = probe_sql.session(client)
         began = time.monotonic()
         wait_until(lambda: time.monotonic() - began > 2.2)
         assert session.usable()
@@ -170,8 +170,8 @@ def test_listener_follows_the_calls_to_another_server(mariadb, wait_until) -> No
             listener = probe.engine_state(client)["mysql"]
             before = listener.address
             assert before
-            proxy._target = ("127.0.0.1", second_server.port)
-            probe.engine(client)._connection._session.shutdown()
+            proxy.target = ("127.0.0.1", second_server.port)
+            probe_sql.session(client).shutdown()
             with Client(url_of(second_server)) as other, other.lock("job", ttl=60), pytest.raises(NotAcquired):
                 client.lock("job", wait=3).acquire()
             assert listener.address not in ("", before)

@@ -8,7 +8,7 @@ from harness.servers.proxy import Proxy
 from leasehold import Client, Unavailable
 from leasehold.engines.mysql.errors import MyServerError
 from leasehold.engines.mysql.session import literals, packet
-from tests.support import probe
+from tests.support import probe_mysql, probe_sql
 
 
 def test_values_are_encoded_as_literals_and_packets() -> None:
@@ -32,8 +32,8 @@ def test_malformed_reply_is_unavailable(mysql) -> None:
     try:
         with Client(mysql.url(port=proxy.port), call_timeout=3) as client:
             client.ping()
-            session = probe.engine(client)._connection._session
-            session._buffer += b"\x05\0\0\x01\x01\xfc\xff"  # as if the server had sent it earlier
+            session = probe_sql.session(client)
+            probe_mysql.pretend_received(session, b"\x05\0\0\x01\x01\xfc\xff")  # as if the server had sent it earlier
             with pytest.raises(Unavailable):
                 client.lock("job").acquire()
             with client.lock("other") as lease:

@@ -9,7 +9,7 @@ import pytest
 from harness.servers.mysql import MariaDB
 from leasehold import Client
 from leasehold.runtime.base import run_sync
-from tests.support import probe
+from tests.support import probe_sql
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_server_defaults_do_not_apply_to_our_sessions(unusual_server, setting, v
 def test_session_has_our_character_set_if_login_does_not_set_it(unusual_server) -> None:
     with Client(f"mysql://root@127.0.0.1:{unusual_server.port}/leasehold", call_timeout=30) as client:
         client.ping()
-        session = probe.engine(client)._connection._session
+        session = probe_sql.session(client)
         query = b"select @@character_set_client, @@character_set_results, @@collation_connection"
         ((sent, received, collation),) = run_sync(session.execute(query, (), time.monotonic() + 30))
     assert (sent, received) == ("utf8mb4", "utf8mb4")

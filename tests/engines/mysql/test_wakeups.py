@@ -11,10 +11,9 @@ import pytest
 
 from harness.servers.proxy import ProxiedConnection, Proxy
 from leasehold import Client, NotAcquired
-from leasehold.engines.mysql import listener
 from leasehold.model import Busy
 from leasehold.runtime.base import run_sync
-from tests.support import probe
+from tests.support import probe, probe_mysql, probe_sql
 from tests.support.timing import check_elapsed, check_seconds
 
 
@@ -29,11 +28,11 @@ def listener_of(client: Client, other: Client, name: str = "met"):
 
 def test_release_in_a_new_session_wakes_the_next_waiter(mysql, make_driver, wait_until, monkeypatch) -> None:
     """The session's list of clients to wake is null before its first call."""
-    monkeypatch.setattr(listener, "_LISTEN_SECONDS", 600)  # or it would look by itself
+    monkeypatch.setattr(*probe_mysql.LISTEN_SECONDS, 600)  # or it would look by itself
     holder, other = make_driver(mysql.url(listen="no")), make_driver(mysql.url())
     held, waiter = holder.acquire(holder.claim()), other.claim(queue=True)
     assert isinstance(other.attempt(waiter), Busy)
-    holder.engine._connection._session.close()
+    probe_sql.session(holder.engine).close()
     assert holder.release(held)
     wait_until(lambda: other.registry.waiting[waiter.id_hash].woken)
 
@@ -105,9 +104,9 @@ def test_silently_lost_liveness_session_is_detected(mysql, wait_until) -> None:
         client.inspect()
         listener = listener_of(client, other)
         before = listener.address
-        listener._liveness_session.usable = lambda: True  # the client has not seen the end of the session
+        probe_mysql.liveness_session(listener).usable = lambda: True  # the client has not seen the end of the session
         killed = time.monotonic()
-        mysql.server.run(f"kill {listener._liveness_session.connection_id}")
+        mysql.server.run(f"kill {probe_mysql.liveness_session(listener).connection_id}")
         wait_until(lambda: listener.address != before)
         check_elapsed(killed, 4.0)
 
@@ -159,9 +158,9 @@ def test_killed_liveness_session_is_reopened(mysql, wait_until) -> None:
         listener = probe.engine_state(client)["mysql"]
         before = listener.address
         assert before
-        mysql.server.run(f"kill {listener._liveness_session.connection_id}")
+        mysql.server.run(f"kill {probe_mysql.liveness_session(listener).connection_id}")
         wait_until(
-            lambda: not listener._is_liveness_session_alive() or not listener.address
+            lambda: not probe_mysql.is_liveness_session_alive(listener) or not listener.address
         )  # noticed here, or earlier by the listener
         with pytest.raises(NotAcquired):
             client.lock("job", wait=1).acquire()

@@ -6,6 +6,7 @@ from leasehold import Client
 from leasehold.engines.sql.codec import key
 from leasehold.model import Alive, Busy, Claim
 from leasehold.runtime.base import run_sync
+from tests.support import probe_sql
 from tests.support.bare_engine import BareEngineDriver
 
 
@@ -76,7 +77,7 @@ def test_plan_made_for_small_tables_reads_few_rows_when_they_grow(database, make
         driver.release(driver.acquire(waiter))
         broken = driver.acquire(driver.claim())
         assert run_sync(driver.engine.break_("", "job", broken.token, driver.deadline()))
-        assert run_sync(driver.engine._connection.call("attempt", sweep_args, driver.deadline()))
+        assert run_sync(probe_sql.connection(driver.engine).call("attempt", sweep_args, driver.deadline()))
 
     with Client(database.url()) as client:
         client.lock("job").acquire().release()
@@ -85,7 +86,7 @@ def test_plan_made_for_small_tables_reads_few_rows_when_they_grow(database, make
         database.ask(f"alter table {{s}}.lh_{table} set (autovacuum_enabled = off)")  # autovacuum would cause new plans
         database.ask(f"vacuum analyze {{s}}.lh_{table}")
     driver = make_driver(database.named_url("plans", listen="no"))
-    driver.engine._attempts = 1  # not at random: far from a sweep of the queues
+    probe_sql.use_attempt_number(driver.engine, 1)  # not at random: far from a sweep of the queues
     sweep_args = (*key(driver.claim("sweep")), "", "l", "h", 1, "p", "exclusive", "lock", 1, 1, 0, 0, False, 8, 5000)
     call_every_verb()
     queue(2, 2000)
@@ -140,7 +141,7 @@ def test_long_queue_is_not_read_by_plans_made_while_it_was_shorter(database, mak
 def test_usual_hand_off_needs_no_general_decision(database, make_driver) -> None:
     """`hand_off.sql` decides it in a third of the statements."""
     driver = make_driver(database.url())
-    driver.engine._attempts = 1  # not at random: far from a sweep
+    probe_sql.use_attempt_number(driver.engine, 1)  # not at random: far from a sweep
     holder, *queue = driver.acquire(driver.claim()), *(driver.claim(queue=True) for _ in range(3))
     for waiter in queue:
         assert isinstance(driver.attempt(waiter), Busy)

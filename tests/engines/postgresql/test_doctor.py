@@ -10,6 +10,7 @@ from harness.servers.folders import scratch
 from leasehold import Client
 from leasehold.cli.doctor import servers
 from leasehold.cli.doctor.findings import Finding
+from tests.support import probe_cli
 from tests.support.certificates import Authority
 from tests.support.doctor import encryption_from_afar, examine, unsafe
 from tests.support.health import RUNTIMES, probe
@@ -74,7 +75,7 @@ insert into {s}.lh_grant
 
 
 def test_table_that_is_not_vacuumed_is_a_note(database, create_schema, monkeypatch, wait_until):
-    monkeypatch.setattr(servers, "_DEAD_ROWS_NOTE", 600)
+    monkeypatch.setattr(*probe_cli.DEAD_ROWS_NOTE, 600)
     url = database.url()
     create_schema(url)
     database.ask("alter table {s}.lh_grant set (autovacuum_enabled = off)")

@@ -196,7 +196,7 @@ def test_client_listens_at_the_new_primary_after_a_failover(start_postgresql, wa
                 primary.pause()
             standby.promote()
             if how == "switched":
-                proxy._target = ("127.0.0.1", standby.port)
+                proxy.target = ("127.0.0.1", standby.port)
                 proxy.reset()
                 wait_until(lambda: not listener.address)
             for _ in range(3):  # the first may reach no server; the next finds the new primary

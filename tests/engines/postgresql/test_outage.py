@@ -18,7 +18,7 @@ from leasehold import Client, Unavailable
 from leasehold.core.names import bucket
 from leasehold.engines.sql.session import SqlConnectionLost
 from leasehold.runtime.base import run_sync
-from tests.support import probe
+from tests.support import probe, probe_postgresql, probe_sql
 from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
 
@@ -261,8 +261,8 @@ def test_session_closed_during_a_call_ends_the_call(database, make_driver) -> No
     class ClosingConnection:
         """Closes the session at the worst moment: after the input was read and before it is parsed."""
 
-        def __init__(self, session) -> None:
-            self._session, self._pg = session, session._pg
+        def __init__(self, session, pg) -> None:
+            self._session, self._pg = session, pg
 
         def __getattr__(self, name: str):
             return getattr(self._pg, name)
@@ -273,8 +273,8 @@ def test_session_closed_during_a_call_ends_the_call(database, make_driver) -> No
 
     driver = make_driver(database.url())
     driver.acquire(driver.claim())
-    session = driver.engine._connection._session
-    session._pg = ClosingConnection(session)
+    session = probe_sql.session(driver.engine)
+    probe_postgresql.replace_libpq(session, lambda pg: ClosingConnection(session, pg))
     errors: list[BaseException] = []
 
     def ask() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from harness.rigs.postgresql import pooler
 from leasehold import Client, ConfigError, transaction
-from leasehold.engines.postgresql import connect
 from leasehold.testing.conformance.suite import Absent
+from tests.support import probe_postgresql
 from tests.support.timing import check_elapsed
 
 
@@ -120,7 +120,7 @@ def test_client_leaves_no_setting_on_a_pooled_session(database, port) -> None:
             with client.lock("job"):
                 pass
     with database.server.connect(prepare_threshold=None) as direct, _connect_through_pooler(database, port) as pooled:
-        for setting in ("statement_timeout", "lock_timeout", "synchronous_commit", *connect._SETTINGS):
+        for setting in ("statement_timeout", "lock_timeout", "synchronous_commit", *probe_postgresql.SESSION_SETTINGS):
             show = f"show {setting}"
             assert pooled.execute(show).fetchone() == direct.execute(show).fetchone(), setting
 

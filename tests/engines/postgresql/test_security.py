@@ -6,7 +6,7 @@ import psycopg
 
 from leasehold import Client
 from leasehold.engines.postgresql.relay import MIN_LEFT
-from tests.support import probe
+from tests.support import probe_sql
 
 
 def test_unprivileged_role_cannot_listen_for_id_hashes(database, make_driver) -> None:
@@ -31,13 +31,13 @@ def test_unprivileged_role_cannot_listen_for_id_hashes(database, make_driver) ->
 
 def test_session_is_replaced_when_libpq_may_keep_much(database) -> None:
     with Client(database.url()) as client, client.lock("held") as lease:
-        session = probe.engine(client)._connection._session
+        session = probe_sql.session(client)
         session.relay.bytes_left = MIN_LEFT + 1
         lease.renew()  # the bytes that are not a part of a value are not given back
-        assert probe.engine(client)._connection._session is session
+        assert probe_sql.session(client) is session
         assert session.relay.bytes_left < MIN_LEFT
         lease.renew()
-        assert probe.engine(client)._connection._session is not session
+        assert probe_sql.session(client) is not session
         assert lease.held
 
 
@@ -48,11 +48,11 @@ def test_replies_of_an_honest_server_replace_no_session(database) -> None:
             with client.lock("job"):
                 pass
         client.inspect()
-        session = probe.engine(client)._connection._session
+        session = probe_sql.session(client)
         before = session.relay.bytes_left
         for _ in range(pairs):
             with client.lock("job") as lease:
                 lease.renew()
         client.inspect()
-        assert probe.engine(client)._connection._session is session
+        assert probe_sql.session(client) is session
         assert before - session.relay.bytes_left < 100 * pairs

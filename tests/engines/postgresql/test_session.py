@@ -22,7 +22,7 @@ from leasehold.engines.sql.session import SqlConnectionLost
 from leasehold.errors import ListingTooLong
 from leasehold.runtime.base import Runtime, run_sync
 from leasehold.runtime.threads import Threads
-from tests.support import probe
+from tests.support import probe_sql
 
 RECORD = 10  # bytes
 NEVER = 1e12
@@ -171,7 +171,7 @@ def test_no_reply_gives_back_more_bytes_than_were_sent(database) -> None:
     """Else a hostile server could make libpq keep more and more, and the session would never be replaced."""
     with Client(database.url(), ttl=300) as client:
         client.lock("job").acquire().release()
-        relay = probe.engine(client)._connection._session.relay
+        relay = probe_sql.session(client).relay
         before, lease = relay.bytes_left, client.lock("job").acquire()
         assert before - 200 < relay.bytes_left < before
         for call in (lease.renew, client.inspect, client.ping, lease.release):
@@ -183,7 +183,7 @@ def test_no_reply_gives_back_more_bytes_than_were_sent(database) -> None:
 def test_long_replies_are_given_back_like_short_ones(make_driver, database) -> None:
     driver = make_driver(database.url())
     claims = [driver.acquire(driver.claim(f"job-{number}")) for number in range(50)]
-    relay = driver.engine._connection._session.relay
+    relay = probe_sql.session(driver.engine).relay
     for call in (lambda: run_sync(driver.engine.renew(claims, driver.deadline())), driver.inspect):
         for _ in range(2):  # the first call also prepares the statement
             before = relay.bytes_left

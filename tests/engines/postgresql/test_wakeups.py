@@ -18,7 +18,7 @@ from leasehold.engines.registry import ClaimRegistry
 from leasehold.model import Claim, Holder
 from leasehold.runtime.base import Runtime, run_sync
 from leasehold.runtime.threads import Threads
-from tests.support import probe
+from tests.support import probe, probe_postgresql
 
 
 def test_malformed_notifications_do_not_stop_the_listener(database, wait_until, background_waiter) -> None:
@@ -78,7 +78,7 @@ def test_recheck_wakes_its_waiter_when_it_is_due_and_not_before(now, woken) -> N
     registry = ClaimRegistry(runtime, "client")
     waiter = registry.add_waiter(Claim("", "job", "", "ab" * 16, Holder("a"), 30.0), runtime)
     pg_listener = PgListener(None, registry, runtime)
-    listen_loop = run_sync(pg_listener._start_listening(session, "address", runtime, 200.0))
+    listen_loop = probe_postgresql.start_listening(pg_listener, session, "address", runtime, 200.0)
     with pytest.raises(ConnectionResetError):
         run_sync(listen_loop(runtime, ref(registry)))
     assert session.waited[1] == pytest.approx(1.0 + WAKEUP_SLACK)

@@ -17,7 +17,7 @@ from leasehold.engines.redis.cluster import SlotMap, slot_of
 from leasehold.engines.redis.connections import BlockingPool
 from leasehold.engines.redis.url import parse_cluster_url
 from leasehold.runtime.base import run_sync
-from tests.support import probe
+from tests.support import probe, probe_redis
 from tests.support.timing import check_elapsed, check_seconds
 
 
@@ -294,7 +294,7 @@ def test_slots_out_of_range_are_refused_before_memory_is_used(first, last) -> No
     url = parse_cluster_url(EngineConfig.parse("redis+cluster://127.0.0.1:1", 1.0))
     replies = [b"cluster_state:ok\r\ncluster_current_epoch:1", [[first, last, [b"127.0.0.1", 1]]]]
     with pytest.raises(Unavailable, match="unexpected reply"):
-        SlotMap(url)._parse_reply(url.nodes[0], replies)
+        probe_redis.parse_slots(SlotMap(url), url.nodes[0], replies)
 
 
 def test_cluster_node_as_single_server_is_refused_with_the_right_scheme(cluster) -> None:

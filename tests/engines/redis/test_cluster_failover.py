@@ -104,7 +104,7 @@ def test_promoted_replica_without_grant_issues_a_higher_token(cluster_with_repli
         replica.ask("CONFIG", "SET", "repl-timeout", 3600)
         replica.ask("CONFIG", "SET", "masterauth", "wrong")  # the replica cannot reconnect
         owner.ask("CONFIG", "SET", "requirepass", "other")
-        owner._auth = b"*2\r\n$4\r\nAUTH\r\n$5\r\nother\r\n"
+        owner.use_password("other")
         owner.ask("CLIENT", "KILL", "TYPE", "replica")
         lease = client.lock("job", ttl=60).acquire()
         replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
@@ -145,7 +145,7 @@ def test_pending_release_to_paused_node_does_not_delay_other_nodes(cluster) -> N
         assert not first.release(), "not confirmed: a pending release"
         probe.registry(client).retry_release(probe.renewal_claim(second))
         poll(lambda: not other.lock(names[1]).locked(), 60, lambda: "the release on the other node is confirmed")
-        assert paused_node._paused_pids
+        assert paused_node.paused
         paused_node.resume()
         poll(lambda: not other.inspect(), 60, lambda: "the pending release is confirmed")
 

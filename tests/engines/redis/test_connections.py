@@ -20,6 +20,7 @@ from leasehold.runtime.loop import Loop
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe_redis
 from tests.support.redis_servers import remaining_keys, url
 
 # ------------------------------------------------------------------------ pool
@@ -30,13 +31,13 @@ def test_pool_closes_connection_that_was_in_use_at_close(server) -> None:
     for compensation in (b"", encode_command("PING")):
         pool = BlockingPool(RedisEndpoint(SocketAddress("127.0.0.1", server.port)), runtime)
         assert run_sync(pool.calls(encode_command("PING"), 1, runtime.now() + 5, compensation))[0] == b"PONG"
-        assert len(pool._idle) == 1
+        assert probe_redis.idle_connections(pool) == 1
         pool.close()
         run_sync(
             pool.calls(encode_command("PING"), 1, runtime.now() + 5, compensation)
         )  # as by a thread that began before the close
-        assert not pool._idle
-        assert not pool._all
+        assert not probe_redis.idle_connections(pool)
+        assert not probe_redis.all_connections(pool)
 
 
 def test_break_works_when_server_closed_idle_connections(server) -> None:
@@ -95,7 +96,7 @@ def test_semaphore_limits_tasks_and_loses_no_permit() -> None:
         await asyncio.wait(tasks, timeout=10)
         assert all(task.done() for task in tasks)
         assert max_inside == 3
-        assert semaphore._free == 3
+        assert probe_redis.free_permits(semaphore) == 3
         assert entered == sorted(entered)
 
     asyncio.run(main())
@@ -109,7 +110,7 @@ def test_concurrent_tasks_share_failed_connection_attempts(monkeypatch) -> None:
         await runtime.sleep(0.05)
         raise ConnectionRefusedError("nobody is there")
 
-    monkeypatch.setattr(RedisEndpoint, "_open", fail)
+    monkeypatch.setattr(*probe_redis.OPEN, fail)
 
     async def scenario() -> None:
         async with AsyncClient("redis://127.0.0.1:1", call_timeout=5) as client:
@@ -124,7 +125,7 @@ def test_concurrent_tasks_share_failed_connection_attempts(monkeypatch) -> None:
 
 
 def test_task_with_later_deadline_connects_after_shared_failure(monkeypatch) -> None:
-    opened, original_open = [], RedisEndpoint._open
+    opened, original_open = [], getattr(*probe_redis.OPEN)
 
     async def time_out_once(self, runtime, deadline):
         opened.append(deadline)
@@ -133,7 +134,7 @@ def test_task_with_later_deadline_connects_after_shared_failure(monkeypatch) -> 
             raise TimeoutError("no answer")
         return await original_open(self, runtime, deadline)
 
-    monkeypatch.setattr(RedisEndpoint, "_open", time_out_once)
+    monkeypatch.setattr(*probe_redis.OPEN, time_out_once)
     server = rig_or_skip(with_own_server(RedisRig)).server
 
     async def scenario() -> None:

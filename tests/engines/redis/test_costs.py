@@ -154,6 +154,8 @@ def test_renewal_batch_costs_each_server_one_command_per_lease(deployment) -> No
         leases[0].renew()  # loads the script
         before = deployment.call_counts("evalsha")
         core = probe.core(client)
-        replies = run_sync(core._engine.renew([probe.renewal_claim(lease) for lease in leases], core.deadline()))
+        replies = run_sync(
+            probe.engine(client).renew([probe.renewal_claim(lease) for lease in leases], core.deadline())
+        )
         assert all(reply.ttl == 60 for reply in replies)
         assert deployment.calls_since(before, "evalsha") == [100] * len(deployment.servers)

@@ -22,7 +22,6 @@ from harness.servers.redis import RedisServer
 from harness.servers.redis_ha import RedisCluster, SentinelSetup
 from leasehold import AsyncClient, Client, ConfigError, LeaseholdError, NotAcquired, Unavailable
 from leasehold.config import EngineConfig
-from leasehold.engines.redis import discovery
 from leasehold.engines.redis.cluster import SlotMap, slot_of
 from leasehold.engines.redis.discovery import DiscoveryNode
 from leasehold.engines.redis.protocol import lock_keys
@@ -34,7 +33,7 @@ from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import probe, probe_redis
 from tests.support.timing import check_elapsed
 
 
@@ -130,7 +129,7 @@ def test_stale_sentinel_answer_is_ignored(make_sentinels) -> None:
 
 
 def test_sentinels_in_a_slow_network_get_more_time_after_a_timeout(make_sentinels, monkeypatch, wait_until) -> None:
-    monkeypatch.setattr(discovery, "_MAX_NODE_SECONDS", 0.1)
+    monkeypatch.setattr(*probe_redis.MAX_NODE_SECONDS, 0.1)
     monkeypatch.setattr(FakeSentinel, "answer_after", 0.25)
     sentinels, _ = make_sentinels((1, 7001), (1, 7001), (1, 7001))
     with pytest.raises(Unreachable, match="no sentinel reported"):
@@ -160,14 +159,15 @@ def test_stale_majority_of_sentinels_is_ignored(make_sentinels) -> None:
 def test_late_sentinel_answer_does_not_replace_a_newer_one(make_sentinels, monkeypatch) -> None:
     sentinels, _ = make_sentinels((1, 7001))
     assert find_primary_port(sentinels) == 7001
-    parse_reply = sentinels._parse_reply
+    parse_reply = getattr(*probe_redis.PARSE_PRIMARY.of(sentinels))
 
     def parse_reply_late(node: DiscoveryNode, replies: list[object]) -> object:
         answer = parse_reply(node, replies)
-        sentinels._update_primary(Primary(2, SocketAddress("127.0.0.1", 7002)))  # as another thread would meanwhile
+        # as another thread would meanwhile
+        probe_redis.update_primary(sentinels, Primary(2, SocketAddress("127.0.0.1", 7002)))
         return answer
 
-    monkeypatch.setattr(sentinels, "_parse_reply", parse_reply_late)
+    monkeypatch.setattr(*probe_redis.PARSE_PRIMARY.of(sentinels), parse_reply_late)
     assert find_primary_port(sentinels) == 7002
 
 
@@ -382,8 +382,7 @@ def test_redirects_to_ever_new_addresses_leave_few_connections(start_fake) -> No
             with pytest.raises(Unavailable):
                 client.lock("job").try_acquire()
         assert len(os.listdir("/proc/self/fd")) - before < 100  # with the other ends, which are in this process too
-        topology = probe.engine(client)._topology
-        known = (topology._connections, topology._slot_map._servers, topology._slot_map._nodes)
+        known = probe_redis.known_by_cluster_client(client)
         assert all(len(each) < 24 for each in known), [len(each) for each in known]
 
 
@@ -430,9 +429,8 @@ def test_redirected_subscriptions_leave_few_listeners(start_fake, wait_until, co
         waiter.start()
         try:
             wait_until(lambda: node.subscriptions >= subscriptions, 60)
-            listeners = probe.engine_state(client)["redis"].subscriptions._listeners
-            topology = probe.engine(client)._topology
-            known = (listeners, topology._connections, topology._slot_map._servers)
+            connections, servers, _ = probe_redis.known_by_cluster_client(client)
+            known = (probe_redis.node_listeners(client), connections, servers)
             assert all(len(each) < most for each in known), [len(each) for each in known]
             assert len(os.listdir("/proc/self/fd")) - before < 100  # with the other ends, which are in this process too
         finally:
@@ -463,7 +461,7 @@ def test_end_of_a_subscription_to_no_channel_is_harmless(start_fake, wait_until,
         with Client(f"redis+cluster://127.0.0.1:{node.port}", call_timeout=0.5) as client:
             with pytest.raises(NotAcquired):
                 client.lock("job").acquire(wait=0.3)
-            subscription = probe.engine_state(client)["redis"].subscriptions.for_bucket(node.tag)
+            subscription = probe_redis.subscriptions(client).for_bucket(node.tag)
             wait_until(lambda: subscription.active, 60)
         assert tracemalloc.get_traced_memory()[1] < 24 * 2**20
     finally:
@@ -478,7 +476,7 @@ def test_state_of_very_many_lines_is_not_split() -> None:
     slots = [[0, 16_383, [b"localhost", 7000]]]
     tracemalloc.start()
     try:
-        found = SlotMap(url)._parse_reply(url.nodes[0], [FakeNode.state + lines, slots])
+        found = probe_redis.parse_slots(SlotMap(url), url.nodes[0], [FakeNode.state + lines, slots])
         settings = parse_settings(FakeNode.info + lines, None)
         assert tracemalloc.get_traced_memory()[1] < 24 * 2**20, "both replies are among it"
     finally:
@@ -518,9 +516,9 @@ def test_users_with_documented_permissions_can_use_every_call(rights, caplog) ->
             lease = one.lock("job", ttl=60).acquire()
             assert other.lock("job").try_acquire() is None
             lease.renew()
-            listener = probe.engine_state(one)["redis"].subscriptions
+            listener = probe_redis.subscriptions(one)
             poll(
-                lambda: listener.active and listener._switch_watcher.active,
+                lambda: listener.active and probe_redis.switch_watcher(one).active,
                 10,
                 lambda: "both subscriptions are permitted",
             )

@@ -25,7 +25,7 @@ from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import probe_redis
 from tests.support.timing import check_elapsed
 
 
@@ -39,7 +39,7 @@ def sentinel_setup() -> Iterator[SentinelSetup]:
 
 def known_primary_port(client: Client | AsyncClient) -> int:
     """The port of the server that this client takes for the primary."""
-    server = probe.engine_state(client)["redis"].subscriptions._sentinels.server
+    server = probe_redis.sentinels(client).server
     return 0 if server is None else server.address.port
 
 
@@ -49,7 +49,7 @@ class DelayedConnect:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.connected, self.resume = threading.Event(), threading.Event()
         self.port = 0
-        original_open = RedisEndpoint._open
+        original_open = getattr(*probe_redis.OPEN)
 
         async def open_delayed(server: RedisEndpoint, runtime: Runtime, deadline: float):
             stream = await original_open(server, runtime, deadline)
@@ -62,7 +62,7 @@ class DelayedConnect:
                     await asyncio.to_thread(self.resume.wait, 30)
             return stream
 
-        monkeypatch.setattr(RedisEndpoint, "_open", open_delayed)
+        monkeypatch.setattr(*probe_redis.OPEN, open_delayed)
 
 
 NAMES = [f"job-{number}" for number in range(4)]
@@ -170,10 +170,10 @@ def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> N
 
     def delay_next_connect(client: Client | AsyncClient) -> None:
         """Delay the next connection to the primary. The listener is connected, so a call opens it."""
-        listener = probe.engine_state(client)["redis"].subscriptions
+        listener = probe_redis.subscriptions(client)
         listener.start()
         poll(lambda: listener.active, 60, lambda: "the listener is subscribed")
-        probe.engine(client)._topology._connections.drop_connections()
+        probe_redis.drop_connections(client)
         delayed_connect.port = sentinel_setup.primary.port
         clients.append(client)
 
@@ -260,7 +260,7 @@ def test_threads_share_one_connection_pool_after_failover() -> None:
     sys.setswitchinterval(1e-6)
     try:
         for epoch in range(100):
-            sentinels._update_primary(Primary(epoch, SocketAddress("127.0.0.1", 7000 + epoch)))
+            probe_redis.update_primary(sentinels, Primary(epoch, SocketAddress("127.0.0.1", 7000 + epoch)))
             pools, barrier = [], threading.Barrier(8)
 
             def get_pool(pools=pools, barrier=barrier) -> None:

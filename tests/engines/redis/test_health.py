@@ -7,9 +7,9 @@ import pytest
 from harness.rigs.redis import RedisRig
 from harness.servers.redis import CAN_FAKE_CLOCK
 from harness.servers.redis_ha import SERVICE, SentinelSetup
-from leasehold.engines.redis.health import _differences, _Reported
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe_redis
 from tests.support.health import RUNTIMES, probe, probe_silent, settings_found, storage_of
 
 
@@ -189,10 +189,10 @@ def test_sentinel_that_monitors_another_server_is_found(start_redis):
 )
 def test_latest_failover_decides_which_sentinel_differs(reported, expected):
     primaries = {
-        name: _Reported(epoch, SocketAddress("10.0.0.1", port), *run_id)
+        name: probe_redis.ReportedPrimary(epoch, SocketAddress("10.0.0.1", port), *run_id)
         for name, (epoch, port, *run_id) in reported.items()
     }
-    assert {name: found.value for name, (found,) in _differences(primaries).items()} == expected
+    assert {name: found.value for name, (found,) in probe_redis.find_differences(primaries).items()} == expected
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -27,6 +27,7 @@ from leasehold.engines.redis.server import encode_command
 from leasehold.errors import Mismatch
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holder
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe_lock_state
 
 REAL_CLOCK = "redis.call('TIME')"
 FAKE_CLOCK = "redis.call('HMGET', 'clock', 's', 'us')"
@@ -168,7 +169,7 @@ class ModelComparison:
         for each in notifications:
             own_recheck = self.own_rechecks.get(each.id_hash, 0.0)
             if each.kind == "recheck" and self.now < own_recheck <= self.now + each.seconds + 1e-6:
-                self.state._notified_head = (each.id_hash, own_recheck)
+                probe_lock_state.set_notified_head(self.state, each.id_hash, own_recheck)
             else:
                 needed.append(each)
         return needed

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.engines.redis import bounded_reader
 from leasehold.engines.redis.bounded_reader import MAX_DEPTH, MAX_ELEMENTS, BoundedReader
+from tests.support import probe_redis
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1).map(lambda number: b":%d\r\n" % number)
 STRINGS = st.binary(max_size=60).map(lambda raw: b"$%d\r\n%b\r\n" % (len(raw), raw))
@@ -67,7 +67,7 @@ def test_reply_of_a_queue_is_refused_like_any_other(data) -> None:
             return str(refused)
 
     quick = outcome()
-    with patch.object(bounded_reader, "_end_of_queue_reply", return_value=0):
+    with patch.object(*probe_redis.END_OF_QUEUE_REPLY, return_value=0):
         assert quick == outcome()
 
 
@@ -117,9 +117,9 @@ def test_error_reply_is_escaped() -> None:
 def test_batch_of_renewals_is_read_without_checking_each_number(size, monkeypatch) -> None:
     """However the replies are cut: only what is incomplete at a cut is checked number by number."""
     checked: list[bytes] = []
-    check_header = BoundedReader._check_header
+    check_header = getattr(*probe_redis.CHECK_HEADER)
     monkeypatch.setattr(
-        BoundedReader, "_check_header", lambda self, *header: (checked.append(header), check_header(self, *header))[1]
+        *probe_redis.CHECK_HEADER, lambda self, *header: (checked.append(header), check_header(self, *header))[1]
     )
     data = b"*2\r\n:30000000\r\n:-1\r\n" * 500
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
@@ -128,7 +128,7 @@ def test_batch_of_renewals_is_read_without_checking_each_number(size, monkeypatc
 
 
 def test_replies_of_a_queue_are_read_without_checking_each_part(monkeypatch) -> None:
-    monkeypatch.setattr(BoundedReader, "_check_header", None)
+    monkeypatch.setattr(*probe_redis.CHECK_HEADER, None)
     busy = b"*6\r\n:0\r\n:29999000\r\n:8\r\n:1763472000123456\r\n$12\r\nhost\x00123\x00job\r\n:1\r\n"
     message = b"*3\r\n$7\r\nmessage\r\n$7\r\nlh1:c:a\r\n$24\r\nreserved 0 key 0123456\r\n\r\n"
     replies = read_all(BoundedReader(), [busy, message + message, busy + message])

@@ -296,7 +296,7 @@ def test_required_durability_is_checked_again_after_restart(server, wait_until) 
         wait_until(lambda: has_waiters(holder))
         server.kill()
         recheck_waiters(other)
-        server._options = ["--appendonly", "no"]
+        server.options = ["--appendonly", "no"]
         server.start()
         waiter.join(_JOIN_TIMEOUT)
         assert isinstance(waiter.outcome, Unsupported), "the restarted server lacks the required durability"

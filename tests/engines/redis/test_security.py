@@ -15,7 +15,7 @@ from harness.rigs.redis import RedisRig
 from harness.servers.process import poll
 from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import health, probe
+from tests.support import health, probe, probe_redis
 from tests.support.paths import ROOT
 from tests.support.redis_servers import TlsServer, remaining_keys, url, wait_until_queued
 from tests.support.timing import check_elapsed
@@ -91,7 +91,7 @@ def test_user_with_documented_permissions_can_use_every_call(start_redis) -> Non
             pass
         assert one.once("k", lambda: 1) == other.once("k", lambda: 2) == 1
         assert one.traits.survives == "nothing"
-        assert probe.engine(one)._topology._server.settings.appendfsync == "everysec"
+        assert probe_redis.only_server(one).settings.appendfsync == "everysec"
 
 
 def test_documented_permissions_suffice_with_min_replicas(start_redis) -> None:

@@ -13,7 +13,7 @@ from harness.servers.process import free_ports, poll
 from harness.servers.redis_ha import SERVICE, SentinelSetup
 from leasehold import AsyncClient, AsyncLease, Client, ConfigError, LeaseLost, Unavailable
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import probe_redis
 from tests.support.timing import check_elapsed
 
 
@@ -221,7 +221,7 @@ def test_client_learns_of_failover_when_its_sentinel_is_down(sentinel_setup) -> 
     with Client(sentinel_setup.url(), call_timeout=60) as client:
         lease = client.lock("job", ttl=60).acquire()
         poll(lambda: sentinel_setup.replica.ask("DBSIZE") > 1, 60, lambda: "the replica has the keys")
-        node_index = probe.engine_state(client)["redis"].subscriptions._switch_watcher._node_index
+        node_index = probe_redis.watched_sentinel(client)
         sentinel_setup.sentinels[node_index].kill()  # the one that the client subscribed to
         sentinel_setup.primary.pause()
         lease.verify()

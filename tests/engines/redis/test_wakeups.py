@@ -21,7 +21,7 @@ from leasehold.model import Busy, Claim, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketStream
 from leasehold.runtime.threads import Threads, boot_clock
-from tests.support import probe
+from tests.support import probe, probe_redis
 from tests.support.redis_servers import url, wait_until_queued
 from tests.support.timing import check_elapsed, check_seconds
 
@@ -109,7 +109,7 @@ def test_recheck_times_of_a_waiter_replace_each_other(registry, recheck_timer) -
     registry.add_waiter(claim(1), Threads())
     for number in range(10_000):
         recheck_timer.schedule(registry, claim(1).id_hash, 10.0 + number % 2)
-    assert len(recheck_timer._due) < 100
+    assert probe_redis.planned_rechecks(recheck_timer) < 100
 
 
 def test_waiter_is_woken_at_its_recheck_time_and_not_before(registry, recheck_timer) -> None:
@@ -144,7 +144,7 @@ def test_recheck_timer_drops_waiters_that_left(registry, recheck_timer) -> None:
         registry.add_waiter(claim(number), Threads())
         recheck_timer.schedule(registry, claim(number).id_hash, 1e9 + number)
         registry.remove_waiter(claim(number).id_hash)
-    assert len(recheck_timer._due) < 100
+    assert probe_redis.planned_rechecks(recheck_timer) < 100
     recheck_timer.schedule(registry, claim(1).id_hash, 1.0)  # an unknown id hash is ignored
     assert recheck_timer.next_due() >= 1e9
 
@@ -219,7 +219,7 @@ class ElapsedSignal:
 def test_waiter_behind_others_attempts_again_without_a_notification(server) -> None:
     with Client(url(server)) as client:
         client.lock("warm").acquire().release()
-        engine = probe.core(client)._engine
+        engine = probe.engine(client)
         waiter = probe.core(client).registry.add_waiter(claim(1), Threads())
         waiter.signal, waiter.recheck_by = ElapsedSignal(), boot_clock() + RESERVATION_PROBE
         run_sync(engine.wait(claim(1), Busy(30.0, position=2), 12.0))
@@ -263,7 +263,7 @@ def test_silent_subscription_is_detected_and_replaced(server, proxy, monkeypatch
     monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.3)  # seconds of silence before the listener sends a PING
     with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.3) as client:
         client.lock("job").acquire().release()
-        subscription = probe.engine_state(client)["redis"].subscriptions
+        subscription = probe_redis.subscriptions(client)
         assert subscription.active
         proxy.cut()
         poll(lambda: not subscription.active, 60, lambda: "the listener gets no reply to its PING")

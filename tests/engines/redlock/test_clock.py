@@ -12,7 +12,7 @@ from harness.servers.redis import CAN_FAKE_CLOCK
 from harness.servers.redlock import RedlockNodes
 from leasehold import Client, LeaseLost
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import probe_redlock
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def test_one_node_with_wrong_clock_does_not_set_tickets(nodes_with_fake_clock, w
         lease.release()
         waiter_thread.join(20)
         for client in (holder, other):
-            assert probe.engine(client)._proposals.assign_ticket("next") < (time.time() + 1) * 1e6
+            assert probe_redlock.proposals(client).assign_ticket("next") < (time.time() + 1) * 1e6
 
 
 def test_client_clock_moves_tokens_at_most_a_minute_ahead(nodes_with_fake_clock, make_driver) -> None:
     """A node that lost its data restarts from its own clock, and would stay below tokens that are far ahead."""
     driver = make_driver(nodes_with_fake_clock.url)
-    driver.engine._proposals._wall = lambda: time.time() + 3600
+    probe_redlock.use_wall_clock(driver.engine, lambda: time.time() + 3600)
     for _ in range(3):
         held = driver.acquire(driver.claim())
         assert held.token < (time.time() + 61) * 1e6

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -25,7 +23,7 @@ from leasehold.model import Alive, Busy, Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.loop import Loop
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import probe, probe_harness, probe_redlock
 from tests.support.paths import SUPPORT
 from tests.support.redis_servers import send_raw
 from tests.support.timing import check_elapsed
@@ -33,7 +31,7 @@ from tests.support.timing import check_elapsed
 
 def run_before_script(engine, script, action, monkeypatch) -> None:
     """Run `action` once, just before the engine first calls `script`."""
-    original_round, done = engine._broadcaster.run_round, []
+    original_round, done = probe_redlock.broadcaster(engine).run_round, []
 
     async def round_(requested_script, *args, **kwargs):
         if requested_script is script and not done:
@@ -41,22 +39,7 @@ def run_before_script(engine, script, action, monkeypatch) -> None:
             action()
         return await original_round(requested_script, *args, **kwargs)
 
-    monkeypatch.setattr(engine._broadcaster, "run_round", round_)
-
-
-def hold_back(proxy, script) -> list:
-    """Hold back requests from the first call of `script` on. Calling the item of the returned list forwards them."""
-    held, forward = [], proxy._forward
-
-    def forward_unless_held(link, side) -> None:
-        if side is link.client_side and not held and script.sha in side.recv(65_536, socket.MSG_PEEK):
-            proxy._selector.unregister(side)
-            held.append(lambda: proxy._selector.register(side, selectors.EVENT_READ, link))
-        else:
-            forward(link, side)
-
-    proxy._forward = forward_unless_held
-    return held
+    monkeypatch.setattr(probe_redlock.broadcaster(engine), "run_round", round_)
 
 
 def claim_queued_on_all_nodes_free_on_most(nodes, driver, other):
@@ -64,10 +47,12 @@ def claim_queued_on_all_nodes_free_on_most(nodes, driver, other):
     previous_claim = other.acquire(other.claim(ttl=2.0))
     claim = driver.claim(queue=True, ttl=60.0)
     assert isinstance(driver.attempt(claim), Busy)
-    requests = other.engine._requests
+    requests = probe_redlock.requests(other.engine)
     calls = {n: [requests.release(requests.name_keys("", "job"), previous_claim)] for n in range(1, len(nodes.all))}
     result = run_sync(
-        other.engine._broadcaster.run_round(requests.scripts.release, calls, other.deadline(), 2.0, lambda _: False)
+        probe_redlock.broadcaster(other.engine).run_round(
+            requests.scripts.release, calls, other.deadline(), 2.0, lambda _: False
+        )
     )
     assert list(result.replies.values()) == [[1]] * 4
     return claim
@@ -127,19 +112,19 @@ def test_single_attempt_with_lost_answer_leaves_no_claim(nodes, proxied_nodes, m
     def cut(outward: bool, data: bytes) -> None:
         if not outward and data.startswith(b"*2"):
             proxies[0].reset()
-            proxies[0]._target = ("127.0.0.1", 1)  # no server there
+            proxies[0].target = ("127.0.0.1", 1)  # no server there
 
     proxies[0].watch = cut
     assert isinstance(driver.attempt(driver.claim(ttl=60.0)), Busy)
     assert lock_keys(nodes.all[0])
-    proxies[0].watch, proxies[0]._target = None, ("127.0.0.1", nodes.all[0].port)
+    proxies[0].watch, proxies[0].target = None, ("127.0.0.1", nodes.all[0].port)
     wait_until(lambda: not lock_keys(nodes.all[0]), HEARTBEAT_INTERVAL + 5)
 
 
 def test_answer_after_an_interrupt_is_not_used_for_another_claim(nodes, make_driver, monkeypatch) -> None:
     """Ctrl-C while the engine undoes the attempt on silent nodes: their late answers belong to that claim and name."""
     driver, other = make_driver(nodes.url), make_driver(nodes.url)
-    driver.engine._proposals._lead = 1_000_000  # so high that late nodes, too, answer with the proposed token
+    probe_redlock.use_lead(driver.engine, 1_000_000)  # so high that late nodes, too, answer with the proposed token
     assert driver.release(driver.acquire(driver.claim("first")))  # connects
     other.acquire(other.claim("second"))
     nodes.pause(0, 1, 2)
@@ -148,11 +133,11 @@ def test_answer_after_an_interrupt_is_not_used_for_another_claim(nodes, make_dri
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver.engine._requests, "undo_attempt", interrupt)
+        patch.setattr(probe_redlock.requests(driver.engine), "undo_attempt", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run_sync(driver.engine.attempt(driver.claim("first"), driver.deadline(0.3)))
     nodes.resume()
-    for node in driver.engine._nodes:
+    for node in probe_redlock.nodes(driver.engine):
         node.on_answer()  # ends its back-off
     assert isinstance(driver.attempt(driver.claim("second")), Busy)
 
@@ -161,15 +146,18 @@ def test_late_undo_does_not_end_a_newer_grant(nodes, make_driver) -> None:
     """Otherwise the holder would count votes that its nodes had dropped, and another claim could get them."""
     driver, other = make_driver(nodes.url), make_driver(nodes.url)
     claim = driver.claim()
-    requests = driver.engine._requests
+    requests = probe_redlock.requests(driver.engine)
     name = requests.name_keys("", "job")
-    early = driver.engine._proposals.next_number()
+    early = probe_redlock.proposals(driver.engine).next_number()
     late = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, early))
     held = driver.acquire(claim)
     for node in nodes.all:
         assert send_raw(node, late) == 0
     assert isinstance(driver.renew(held), Alive)
-    late = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, driver.engine._proposals.next_number()))
+    late = as_eval(
+        requests.scripts.release,
+        requests.undo_attempt(name, claim, probe_redlock.proposals(driver.engine).next_number()),
+    )
     assert isinstance(driver.renew(held), Alive), "a renewal also outdates the undo of an older attempt"
     for node in nodes.all:
         assert send_raw(node, late) == 0
@@ -179,8 +167,8 @@ def test_late_undo_does_not_end_a_newer_grant(nodes, make_driver) -> None:
 def test_undo_of_another_client_does_not_end_a_repeated_grant(nodes, make_driver) -> None:
     """A server whose clock is fast answers late, and its caller has repeated the claim at another server."""
     fast, repeated, other = make_driver(nodes.url), make_driver(nodes.url), make_driver(nodes.url)
-    claim, requests = fast.claim(), fast.engine._requests
-    number = fast.engine._proposals.next_number() + 3_600_000_000
+    claim, requests = fast.claim(), probe_redlock.requests(fast.engine)
+    number = probe_redlock.proposals(fast.engine).next_number() + 3_600_000_000
     name = requests.name_keys("", "job")
     late_attempt = as_eval(requests.scripts.attempt, requests.attempt(name, claim, number, 0))
     late_undo = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, number))
@@ -195,12 +183,12 @@ def test_client_with_slow_clock_can_undo_after_one_with_fast_clock(nodes, make_d
     """A waiter moves to another server, gets too few votes there, and must return them."""
     holder, driver = make_driver(nodes.url), make_driver(nodes.url)
     held = holder.acquire(holder.claim(ttl=60.0))
-    claim, requests = driver.claim(queue=True), driver.engine._requests
+    claim, requests = driver.claim(queue=True), probe_redlock.requests(driver.engine)
     fast = make_driver(nodes.url).engine
-    number, name = fast._proposals.next_number(), requests.name_keys("", "job")
-    first = fast._requests.attempt(name, claim, number + 3_600_000_000, number)
+    number, name = probe_redlock.proposals(fast).next_number(), requests.name_keys("", "job")
+    first = probe_redlock.requests(fast).attempt(name, claim, number + 3_600_000_000, number)
     for node in nodes.all:
-        assert send_raw(node, as_eval(fast._scripts.attempt, first))[0] == 0, "busy: it is queued"
+        assert send_raw(node, as_eval(probe_redlock.scripts(fast).attempt, first))[0] == 0, "busy: it is queued"
     assert holder.release(held)
     second = as_eval(requests.scripts.attempt, requests.attempt(name, claim, number, number))
     undo = as_eval(requests.scripts.release, requests.undo_attempt(name, claim, number))
@@ -217,9 +205,11 @@ def test_rejoin_after_its_deadline_is_refused(nodes, make_driver) -> None:
     driver = make_driver(nodes.url)
     held = driver.acquire(driver.claim())
     assert driver.release(held)
-    requests = driver.engine._requests
+    requests = probe_redlock.requests(driver.engine)
     now = int(time.time() * 1e6)
-    rejoin = requests.rejoin(requests.name_keys("", "job"), held, driver.engine._proposals.next_number(), now - 1)
+    rejoin = requests.rejoin(
+        requests.name_keys("", "job"), held, probe_redlock.proposals(driver.engine).next_number(), now - 1
+    )
     for node in nodes.all:
         assert send_raw(node, as_eval(requests.scripts.rejoin, rejoin)) == 0
     assert nodes.remaining_keys() == []
@@ -231,7 +221,9 @@ def test_rejoin_during_release_leaves_no_grant(nodes, wait_until, monkeypatch) -
         lease = client.lock("job", ttl=60).acquire()
         engine, released = probe.engine(client), []
         nodes.all[0].ask("FLUSHALL")
-        run_before_script(engine, engine._scripts.rejoin, lambda: released.append(lease.release()), monkeypatch)
+        run_before_script(
+            engine, probe_redlock.scripts(engine).rejoin, lambda: released.append(lease.release()), monkeypatch
+        )
         with suppress(LeaseLost):
             lease.renew()
         assert released == [True]
@@ -242,12 +234,16 @@ def test_withdrawn_rejoin_leaves_the_vote_of_another_client(nodes, make_driver, 
     """The claim has moved: its caller repeated it at another lock server, and the first one drops its note of it."""
     first, second = make_driver(nodes.url), make_driver(nodes.url)
     held = first.acquire(first.claim(ttl=60.0))
-    engine, registry = first.engine, first.engine._registry
+    engine, registry = first.engine, first.registry
     registry.held[held.id_hash] = lambda: None
     nodes.all[0].ask("FLUSHALL")
     repeated = []
-    run_before_script(engine, engine._scripts.rejoin, lambda: registry.held.pop(held.id_hash), monkeypatch)
-    run_before_script(engine, engine._scripts.release, lambda: repeated.append(second.acquire(held)), monkeypatch)
+    run_before_script(
+        engine, probe_redlock.scripts(engine).rejoin, lambda: registry.held.pop(held.id_hash), monkeypatch
+    )
+    run_before_script(
+        engine, probe_redlock.scripts(engine).release, lambda: repeated.append(second.acquire(held)), monkeypatch
+    )
     assert isinstance(first.renew(held), Alive)
     assert [claim.token for claim in repeated] == [held.token]
     assert all(lock_keys(node) for node in nodes.all)
@@ -260,14 +256,14 @@ def test_lock_server_does_not_undo_a_rejoin_without_an_answer(
     """Another server may have counted the node's vote since, for a renewal."""
     driver = make_driver(nodes.url)
     held = driver.acquire(driver.claim(ttl=60.0))
-    registry, engine = driver.engine._registry, driver.engine
+    registry, engine = driver.registry, driver.engine
     registry.undo_unanswered, registry.held[held.id_hash] = undo, lambda: None
     nodes.all[0].ask("FLUSHALL")
-    nodes.all[0].ask("SCRIPT", "LOAD", engine._scripts.rejoin.text)
+    nodes.all[0].ask("SCRIPT", "LOAD", probe_redlock.scripts(engine).rejoin.text)
     before = []
     run_before_script(
         engine,
-        engine._scripts.rejoin,
+        probe_redlock.scripts(engine).rejoin,
         lambda: (before.append(nodes.all[0].calls()), nodes.pause(0)),
         monkeypatch,
     )
@@ -290,8 +286,8 @@ def test_late_rejoin_after_release_leaves_no_grant(nodes, proxied_nodes, make_dr
     url, proxies = proxied_nodes
     driver, other = make_driver(url), make_driver(nodes.url)
     claim = claim_queued_on_all_nodes_free_on_most(nodes, driver, other)
-    nodes.all[0].ask("SCRIPT", "LOAD", driver.engine._scripts.rejoin.text)
-    held = hold_back(proxies[0], driver.engine._scripts.rejoin)
+    nodes.all[0].ask("SCRIPT", "LOAD", probe_redlock.scripts(driver.engine).rejoin.text)
+    held = probe_harness.hold_back(proxies[0], probe_redlock.scripts(driver.engine).rejoin.sha)
     claim = driver.acquire(claim)
     assert held
     assert driver.release(claim)
@@ -328,7 +324,7 @@ def test_missed_releases_are_sent_compactly_after_long_downtime(nodes, wait_unti
         nodes.all[0].kill()
         for _ in range(200):
             client.lock("job").acquire().release()
-        node = probe.engine(client)._nodes[0]
+        node = probe_redlock.nodes(client)[0]
         handshake, _, _ = node.handshake()
         assert len(node.missed_releases) >= 200
         assert len(handshake) < 20_000 + 400 * len(node.missed_releases)

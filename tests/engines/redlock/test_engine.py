@@ -17,6 +17,7 @@ from leasehold import Client, Unsupported
 from leasehold.engines.redis.protocol import as_eval
 from leasehold.model import Alive, Gone, Grant
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support import probe_redlock
 from tests.support.redis_servers import has_waiters, send_raw
 
 
@@ -150,8 +151,8 @@ def test_rejoin_does_not_take_a_node_from_its_holder(nodes, make_driver) -> None
     driver, other = make_driver(nodes.url), make_driver(nodes.url)
     lost = driver.claim()._replace(token=17)
     held = other.acquire(other.claim())
-    requests = driver.engine._requests
-    rejoin = requests.rejoin(requests.name_keys("", "job"), lost, driver.engine._proposals.next_number())
+    requests = probe_redlock.requests(driver.engine)
+    rejoin = requests.rejoin(requests.name_keys("", "job"), lost, probe_redlock.proposals(driver.engine).next_number())
     for node in nodes.all:
         assert send_raw(node, as_eval(requests.scripts.rejoin, rejoin)) == 0
     assert isinstance(other.renew(held), Alive)

@@ -8,7 +8,7 @@ import time
 from harness.servers.redlock import lock_keys
 from leasehold import Client
 from leasehold.model import Busy
-from tests.support import probe
+from tests.support import probe, probe_redlock
 from tests.support.timing import check_seconds
 
 
@@ -68,12 +68,12 @@ def test_majority_reservation_is_not_delayed_by_recheck_times(nodes, make_driver
     other.acquire(other.claim())
     claim = driver.claim(queue=True)
     assert isinstance(driver.attempt(claim), Busy)
-    subscriptions, waiter = driver.engine._subscriptions, driver.registry.waiting[claim.id_hash]
+    subscriptions, waiter = probe_redlock.subscriptions(driver.engine), driver.registry.waiting[claim.id_hash]
     now = driver.runtime.now()
     for number in range(3):
-        subscriptions._schedule_majority_recheck(driver.registry, claim.id_hash, number, now + 20, now)
+        probe_redlock.schedule_majority_recheck(driver.engine, driver.registry, claim.id_hash, number, now + 20, now)
     for number in range(3):
         subscriptions.on_node_reservation(claim.id_hash, number)
-    subscriptions._schedule_majority_recheck(driver.registry, claim.id_hash, 3, now + 20, now)
+    probe_redlock.schedule_majority_recheck(driver.engine, driver.registry, claim.id_hash, 3, now + 20, now)
     assert waiter.recheck_at is not None
     assert waiter.recheck_at < now + 20

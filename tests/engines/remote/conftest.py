@@ -22,7 +22,7 @@ from leasehold.runtime.base import run_sync
 from leasehold.runtime.loop import Loop
 from leasehold.runtime.threads import Threads
 from leasehold.testing.conformance.suite import rig_or_skip
-from tests.support import probe
+from tests.support import probe, probe_remote
 from tests.support.program import PROGRAM, ForkedProgram
 from tests.support.scripted_server import ScriptedServer
 
@@ -140,8 +140,7 @@ def make_client(kind: type[C], servers: Sequence[Any], at: int, **options: Any) 
     """A client of these servers (or proxies) that keeps to the one with the index `at`."""
     url = "http://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)
     client = kind(url, **options)
-    shared: Any = probe.engine_state(client)["remote"]
-    shared.servers._index = at
+    probe_remote.use_server(probe.engine_state(client)["remote"].servers, at)
     return client
 
 

@@ -12,10 +12,9 @@ import pytest
 from harness.rigs.remote import redis_behind
 from harness.servers.proxy import Proxy
 from leasehold import AsyncClient, Unavailable
-from leasehold.engines.remote import servers as servers_module
 from leasehold.model import Alive, Gone, Grant
 from tests.engines.remote.conftest import make_client
-from tests.support import probe
+from tests.support import probe, probe_remote
 from tests.support.timing import check_elapsed
 
 
@@ -42,9 +41,9 @@ class Waiter:
         attempt = engine.attempt
 
         async def noting_attempt(claim, deadline):
-            was_active = engine._listener.active and engine._servers.current.index == 1
+            was_active = probe_remote.is_woken_by(engine, 1)
             reply = await attempt(claim, deadline)
-            self.attached = was_active and claim.queue and claim.id_hash not in engine._polling
+            self.attached = was_active and claim.queue and claim.id_hash not in probe_remote.polling_waiters(engine)
             return reply
 
         engine.attempt = noting_attempt
@@ -67,7 +66,7 @@ def test_claim_belongs_to_no_server(driver, pair_of_servers):
     driver.open(*pair_of_servers)
 
     def at(index):
-        driver.servers._index = index
+        probe_remote.use_server(driver.servers, index)
         return driver
 
     mine, theirs = driver.claim(uuid4().hex), None
@@ -228,23 +227,16 @@ def test_break_through_another_server_notifies_the_holder(client_at, pair_of_ser
     assert lease.lost_reason == "broken"
 
 
-class RoundRobin:
+class RoundRobin(Proxy):
     """A TCP balancer without affinity: each connection goes to the next server."""
 
     def __init__(self, servers):
-        self._proxy = Proxy(servers[0].port)
         self._ports, self._count = [server.port for server in servers], 0
-        connect, self._proxy._accept = self._proxy._accept, self._accept
-        self._connect = connect
-        self.port = self._proxy.port
+        super().__init__(self._ports[0])
 
-    def _accept(self):
+    def next_target(self):
         self._count += 1
-        self._proxy._target = ("127.0.0.1", self._ports[self._count % len(self._ports)])
-        self._connect()
-
-    def close(self):
-        self._proxy.close()
+        return "127.0.0.1", self._ports[self._count % len(self._ports)]
 
 
 def test_balancer_without_affinity_makes_waiters_slower_not_wrong(client_at, pair_of_servers, wait_until):
@@ -304,8 +296,8 @@ def test_engine_down_for_all_servers_moves_clients_once_a_second(monkeypatch, cl
     servers = [start_lock_server(f"redis://127.0.0.1:{way.port}") for _ in range(2)]
     client, moves = client_at(servers, call_timeout=5.0), []
     client.connect()
-    move = servers_module.Servers._move_to
-    monkeypatch.setattr(servers_module.Servers, "_move_to", lambda self, to: (moves.append(to), move(self, to)))
+    move = getattr(*probe_remote.MOVE_TO)
+    monkeypatch.setattr(*probe_remote.MOVE_TO, lambda self, to: (moves.append(to), move(self, to)))
     way.close()
     began = time.monotonic()
     for number in range(20):

@@ -11,7 +11,7 @@ import pytest
 from leasehold import Client
 from leasehold.engines.remote import listener as listener_module
 from leasehold.model import Busy, Grant
-from tests.support import probe
+from tests.support import probe, probe_remote
 from tests.support.scripted_server import Raw, free_engine, response
 from tests.support.timing import check_elapsed
 
@@ -138,7 +138,7 @@ def test_waiter_polls_if_its_server_cannot_wake_it(driver, start_server):
     assert wait(driver, claim, 60.0) < 30
     server.script = queued
     driver.attempt(claim)
-    assert claim.id_hash not in driver.engine._polling
+    assert claim.id_hash not in probe_remote.polling_waiters(driver.engine)
 
 
 def test_waiters_far_back_poll_less_often(driver, start_server):

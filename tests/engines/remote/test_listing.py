@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold import AsyncClient, Unavailable
-from leasehold.engines.remote import engine, wire
+from leasehold.engines.remote import wire
 from leasehold.engines.remote.parsing import MAX_BODY
 from leasehold.errors import ListingTooLong
 from leasehold.model import Holder, Holding
-from leasehold.server import calls, problems
+from leasehold.server import problems
+from tests.support import probe_remote, probe_server
 from tests.support.scripted_server import free_engine
 
 SHORTEST = Holding("", "a", "held", "shared", "lock", 1, "", Holder("", "", 0, ""), 0.0, 0.0, 1)
@@ -30,9 +31,9 @@ def claims(names):
 def test_pages_of_any_size_have_each_claim_once_in_order(names, size):
     found = claims(names)
     listed, after = [], None
-    with mock.patch.object(calls, "_PAGE_BYTES", size):
+    with mock.patch.object(*probe_server.PAGE_BYTES, size):
         for _ in range(len(found) + 1):
-            page, after = calls._page(found, after)
+            page, after = probe_server.make_page(found, after)
             assert len(wire.encode(page)) <= size + 1 or len(page) <= 1
             listed += page
             if after is None:
@@ -74,7 +75,7 @@ def test_list_that_does_not_end_is_unavailable(driver, start_server):
     server = start_server(lambda call: {**free_engine(call), "more": ["a", 1]})
     with pytest.raises(ListingTooLong, match="ask for the names with one prefix"):
         listing(driver.open(server))
-    assert server.verbs().count("inspect") == engine._MAX_PAGES
+    assert server.verbs().count("inspect") == probe_remote.MAX_PAGES
 
 
 def test_list_that_is_too_long_for_the_server_is_reported_as_such():
@@ -101,7 +102,7 @@ def test_longest_list_takes_less_than_32_mebibytes():
     tracemalloc.start()
     try:
         found = []
-        for _ in range(engine._MAX_PAGES):
+        for _ in range(probe_remote.MAX_PAGES):
             received = bytes(bytearray(body))
             found += wire.page_from_json(wire.decode(received)[0])[0]
         _, most = tracemalloc.get_traced_memory()

@@ -199,7 +199,7 @@ def test_refused_caller_sends_no_heartbeat(start_server):
     server, client, thread, _ = refused_for_long(start_server)
     probe.make_heartbeat_due(client)
     probe.wake_watchdog(client)
-    poll(lambda: probe.watchdog(client)._next_heartbeat_at is None, 60, str)
+    poll(lambda: probe.next_heartbeat(client) is None, 60, str)
     client.close()
     thread.join(60)
     assert server.verbs() == ["attempt"]

@@ -11,8 +11,8 @@ from leasehold.core.timing import NEVER
 from leasehold.engines.remote.servers import BEST_TRAITS, Call, Failover, Tries
 from leasehold.errors import AccessDenied, Mismatch, NotSent, Unavailable, Unsupported
 from leasehold.model import Alive, Gone, Grant
-from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
+from tests.support import probe_remote
 from tests.support.scripted_server import HANG_UP, SILENT, Raw, free_engine, problem, response
 from tests.support.slow_network import check_lease_is_kept
 from tests.support.timing import check_elapsed
@@ -381,5 +381,5 @@ def test_each_round_repeats_a_broken_connection_once() -> None:
     failover = Failover(None, None, Threads(), "http")
     tries = Tries(None, broke_before=True)
     call = Call({}, NEVER, retry_until=lambda: NEVER)
-    assert run_sync(failover._begin_round(call, tries))
+    assert probe_remote.begin_round(failover, call, tries)
     assert (tries.rounds, tries.broke_before, tries.tried) == (1, False, set())

@@ -23,7 +23,7 @@ def test_attempt_that_landed_before_the_role_was_locked_is_released(sql, wait_un
             def drop_answers(outward: bool, data: bytes) -> None:
                 if outward and b"lh_attempt" in data:
                     proxy.watch = None
-                    proxy._forward_answers = False
+                    proxy.lose_answers()
 
             proxy.watch = drop_answers
             errors: list[BaseException] = []

@@ -31,7 +31,7 @@ from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.loop import Loop
 from leasehold.runtime.threads import Threads
-from tests.support import probe
+from tests.support import probe_sql
 
 
 class StubSession(SqlSession):
@@ -110,12 +110,11 @@ def test_caller_that_gives_up_waiting_does_not_end_the_call_before_it(sql, wait_
     async def both() -> None:
         async with AsyncClient(sql.named_url("both"), call_timeout=30) as client:
             await (await client.lock("job").acquire()).release()
-            connection = probe.engine(client)._connection
             with sql.lock_all_buckets():
                 first = asyncio.create_task(client.lock("job", wait=0).acquire())
                 await asyncio.to_thread(wait_until, lambda: sql.is_blocked("both"), every=0.2)
                 second = asyncio.create_task(client.lock("second", wait=0).acquire())
-                while not connection._mutex._waiting:
+                while not probe_sql.calls_waiting(client):
                     await asyncio.sleep(0.01)
                 second.cancel()
                 with pytest.raises(asyncio.CancelledError):
@@ -129,13 +128,13 @@ def test_call_that_other_claims_wait_for_is_made_before_those_that_begin(sql, ma
     """Behind a hundred attempts to join the queue, a waiter came too late for its reservation."""
     driver, calls = make_driver(sql.url()), list[tuple[str, bool]]()
     holder, waiter = driver.acquire(driver.claim()), driver.claim(queue=True)
-    call = driver.engine._connection.call
+    call = probe_sql.connection(driver.engine).call
 
     def record(verb: str, *args: Any, first: bool = False) -> Any:
         calls.append((verb, first))
         return call(verb, *args, first=first)
 
-    driver.engine._connection.call = record
+    probe_sql.connection(driver.engine).call = record
     driver.attempt(waiter)
     driver.release(holder)
     wait_until(lambda: driver.registry.waiting[waiter.id_hash].woken)
@@ -246,7 +245,7 @@ def test_renewal_without_its_row_is_unavailable(sql, make_driver, rows, monkeypa
     async def call(*_args: object) -> list[Row]:
         return rows
 
-    monkeypatch.setattr(driver.engine._connection, "call", call)
+    monkeypatch.setattr(probe_sql.connection(driver.engine), "call", call)
     for claim in (make_claim("holder", granted.token), make_claim("waiter")):
         (reply,) = run_sync(driver.engine.renew([claim], driver.deadline()))
         assert isinstance(reply, Unavailable)
@@ -278,8 +277,8 @@ def test_malformed_reply_is_unavailable(sql, make_driver, rows, monkeypatch) -> 
     async def call(*_args: object, **_options: object) -> list[Row]:
         return rows
 
-    monkeypatch.setattr(driver.engine._connection, "call", call)
-    monkeypatch.setattr(driver.engine._connection, "decode_reply", lambda row: row)
+    monkeypatch.setattr(probe_sql.connection(driver.engine), "call", call)
+    monkeypatch.setattr(probe_sql.connection(driver.engine), "decode_reply", lambda row: row)
     with pytest.raises(Unavailable, match="not Leasehold's"):
         driver.attempt(make_claim("holder"))
 
@@ -293,7 +292,7 @@ def test_malformed_listing_is_unavailable(sql, make_driver, row, monkeypatch) ->
     async def list_rows(*_args: object) -> list[bytes]:
         return [row]
 
-    monkeypatch.setattr(driver.engine._connection, "list_rows", list_rows)
+    monkeypatch.setattr(probe_sql.connection(driver.engine), "list_rows", list_rows)
     with pytest.raises(Unavailable, match="not Leasehold's"):
         run_sync(driver.engine.inspect("", "", False, driver.deadline()))
 

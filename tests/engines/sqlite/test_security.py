@@ -69,7 +69,7 @@ def test_planted_socket_folder_removes_no_files_elsewhere(shared_folder, tmp_pat
     old_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     old_socket.bind(str(tmp_path / "0123456789abcdef1"))
     old_socket.close()
-    monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket._STALE_AFTER", -1.0)
+    monkeypatch.setattr(*probe_sqlite.STALE_AFTER, -1.0)
     if not sticky:
         os.chmod(shared_folder, 0o700)
     plant_link(shared_folder / "locks.db-wakeup", tmp_path)
@@ -89,7 +89,7 @@ def test_planted_link_as_database_removes_no_log_elsewhere(shared_folder, tmp_pa
 
 
 def test_sweep_removes_only_sockets_of_this_user(url, path, monkeypatch) -> None:
-    monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket._STALE_AFTER", -1.0)
+    monkeypatch.setattr(*probe_sqlite.STALE_AFTER, -1.0)
     folder = Path(f"{path}-wakeup")
     folder.mkdir(0o700)
     (folder / "0123456789abcdef1").touch()

@@ -70,7 +70,7 @@ def test_waiter_without_wakeup_socket_still_acquires(url, monkeypatch) -> None:
     def refuse(self) -> None:
         raise PermissionError("no place for a socket")
 
-    monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket.WakeupSocket._open_folder", refuse)
+    monkeypatch.setattr(*probe_sqlite.OPEN_FOLDER, refuse)
     with Client(url) as one, Client(url) as two:
         lease = one.lock("a").acquire()
         threading.Timer(0.3, lease.release).start()
@@ -94,7 +94,7 @@ def test_stale_sockets_of_killed_processes_are_removed(url, path, child, monkeyp
     process.kill()
     socket_folder = Path(f"{path}-wakeup")
     assert len(list(socket_folder.iterdir())) == 1
-    monkeypatch.setattr("leasehold.engines.sqlite.wakeup_socket._STALE_AFTER", -1.0)
+    monkeypatch.setattr(*probe_sqlite.STALE_AFTER, -1.0)
     with Client(url) as client, client.lock("a"):
         assert len(list(socket_folder.iterdir())) == 1  # this client's own
     assert not list(socket_folder.iterdir())

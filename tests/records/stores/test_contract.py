@@ -13,6 +13,7 @@ from leasehold.records import stores
 from leasehold.records.store import Record
 from leasehold.runtime.base import maybe_await, run_sync
 from tests.records.stores.conftest import PERSISTENT, SERVERS
+from tests.support import probe_records
 from tests.support.timing import check_elapsed
 
 
@@ -108,7 +109,8 @@ def test_one_of_many_concurrent_writers_wins(kind, key, url_of, open_runner, exi
 
 def test_expired_records_are_removed(kind, url_of, open_runner, monkeypatch):
     runner = open_runner(url_of(kind))
-    monkeypatch.setattr(runner.store._runtime, "random", lambda: 0.0)  # otherwise one write in sixteen sweeps
+    # otherwise one write in sixteen sweeps
+    monkeypatch.setattr(probe_records.runtime_of(runner.store), "random", lambda: 0.0)
     names = [f"test:{os.urandom(8).hex()}" for _ in range(3)]
     for name in names:
         assert run_sync(runner.write(name, record(), keep=0.05))

@@ -19,7 +19,7 @@ from leasehold.records.access import RecordAccess, open_records
 from leasehold.records.store import Record
 from leasehold.runtime.base import run_sync
 from tests.records.stores.conftest import ENGINE_STORES, SERVERS
-from tests.support import probe
+from tests.support import probe, probe_records
 
 
 def record(data: bytes = b"data") -> Record:
@@ -139,9 +139,9 @@ def test_value_of_another_program_is_refused(which, url_of, open_runner, key, mo
 def test_store_of_the_same_url_uses_the_engine_of_the_client(which, url_of):
     with Client(url_of(which)) as client:
         store = open_records(client, None).store
-        assert store._engine() is probe.engine(client)
+        assert probe_records.engine_of(store) is probe.engine(client)
         other = open_records(client, url_of(which)).store
-        assert other._engine() is not probe.engine(client)
+        assert probe_records.engine_of(other) is not probe.engine(client)
         assert client.once(os.urandom(8).hex(), lambda: 1) == 1
         other_core = probe.core(other)
         assert run_sync(other.read("a:b:c", 5.0)) is None
@@ -275,16 +275,16 @@ def test_record_created_again_is_not_taken_for_the_old_one(zookeeper_runner, kaz
     """ZooKeeper counts the versions of a new node from 0 again: comparing these would replace the wrong record."""
     runner, old, new = zookeeper_runner, record(b"old"), record(b"new")
     assert run_sync(runner.write(key, old))
-    read, path = runner.store._read, runner.store._path(key)
+    read, path = getattr(*probe_records.READ.of(runner.store)), probe_records.node_path(runner.store, key)
 
     async def read_and_create_again(*arguments):
         stored = await read(*arguments)
-        monkeypatch.setattr(runner.store, "_read", read)
+        monkeypatch.setattr(*probe_records.READ.of(runner.store), read)
         kazoo.delete(path, recursive=True)
         assert await runner.write(key, new)
         return stored
 
-    monkeypatch.setattr(runner.store, "_read", read_and_create_again)
+    monkeypatch.setattr(*probe_records.READ.of(runner.store), read_and_create_again)
     assert not run_sync(runner.write(key, record(b"late"), old.version))
     assert run_sync(runner.read(key)) == new
 
@@ -294,7 +294,7 @@ def test_missing_zookeeper_permission_is_a_config_error(zookeeper_runner, kazoo,
     """Of the operations of a transaction that is refused, one has the reason, and the others were rolled back."""
     first = record()
     assert run_sync(zookeeper_runner.write(key, first))
-    path = zookeeper_runner.store._path(key)
+    path = probe_records.node_path(zookeeper_runner.store, key)
     if not existing:
         kazoo.delete(path, recursive=True)
     denied = path if existing else path.rpartition("/")[0]
@@ -308,12 +308,12 @@ def test_missing_zookeeper_permission_is_a_config_error(zookeeper_runner, kazoo,
 
 def test_connection_lost_at_any_step_of_a_write_is_unavailable(zookeeper_runner, kazoo, monkeypatch):
     """Its requests are: read, transaction, creation of the bucket, transaction, and those of a sweep."""
-    store, pipeline = zookeeper_runner.store, zookeeper_runner.store._pipeline
-    monkeypatch.setattr(store._runtime, "random", lambda: 0.0)
+    store, pipeline = zookeeper_runner.store, getattr(*probe_records.PIPELINE.of(zookeeper_runner.store))
+    monkeypatch.setattr(probe_records.runtime_of(store), "random", lambda: 0.0)
     outcomes = []
     for step in range(1, 12):
         key, calls = f"test:{os.urandom(8).hex()}", []
-        monkeypatch.setattr(type(store), "_root", f"/lh1/records-{os.urandom(4).hex()}")
+        monkeypatch.setattr(*probe_records.ROOT, f"/lh1/records-{os.urandom(4).hex()}")
 
         async def lose(deadline, *requests, calls=calls, step=step):
             calls.append(requests)
@@ -321,7 +321,7 @@ def test_connection_lost_at_any_step_of_a_write_is_unavailable(zookeeper_runner,
                 raise ZookeeperConnectionLost
             return await pipeline(deadline, *requests)
 
-        monkeypatch.setattr(store, "_pipeline", lose)
+        monkeypatch.setattr(*probe_records.PIPELINE.of(store), lose)
         try:
             outcomes.append(run_sync(zookeeper_runner.write(key, record(), keep=0.001)))
         except Unavailable:
@@ -332,11 +332,11 @@ def test_connection_lost_at_any_step_of_a_write_is_unavailable(zookeeper_runner,
 
 def test_expired_zookeeper_records_are_swept(zookeeper_runner, kazoo, monkeypatch):
     runner = zookeeper_runner
-    monkeypatch.setattr("leasehold.records.stores.zookeeper._BUCKETS", 1)
+    monkeypatch.setattr(*probe_records.BUCKETS, 1)
     kept = record()
     kept_key = f"test:{os.urandom(8).hex()}"
     assert run_sync(runner.write(kept_key, kept, keep=1000.0))
-    bucket = runner.store._path(kept_key).rpartition("/")[0]
+    bucket = probe_records.node_path(runner.store, kept_key).rpartition("/")[0]
     for _ in range(300):
         assert run_sync(runner.write(f"test:{os.urandom(8).hex()}", record(), keep=0.001))
     poll(
@@ -352,20 +352,21 @@ def test_expired_zookeeper_records_are_swept(zookeeper_runner, kazoo, monkeypatc
 
 def test_sweep_does_not_delete_a_record_that_was_replaced(zookeeper_runner, key, monkeypatch):
     runner, old, new = zookeeper_runner, record(), record()
-    monkeypatch.setattr(runner.store._runtime, "random", lambda: 0.99)  # else the write may sweep its own record
+    # else the write may sweep its own record
+    monkeypatch.setattr(probe_records.runtime_of(runner.store), "random", lambda: 0.99)
     assert run_sync(runner.write(key, old, keep=0.001))
     poll(lambda: run_sync(runner.read(key)) is None, 60, lambda: "expired")
-    pipeline = runner.store._pipeline
+    pipeline = getattr(*probe_records.PIPELINE.of(runner.store))
 
     async def replace_before_delete(deadline, *requests):
         if type(requests[0]).__name__ == "Transaction":
-            monkeypatch.setattr(runner.store, "_pipeline", pipeline)
+            monkeypatch.setattr(*probe_records.PIPELINE.of(runner.store), pipeline)
             assert await runner.write(key, new)
         return await pipeline(deadline, *requests)
 
-    monkeypatch.setattr(runner.store, "_pipeline", replace_before_delete)
-    bucket = runner.store._path(key).rpartition("/")[0]
-    run_sync(runner.store._sweep(bucket, runner.runtime.now() + 30))
+    monkeypatch.setattr(*probe_records.PIPELINE.of(runner.store), replace_before_delete)
+    bucket = probe_records.node_path(runner.store, key).rpartition("/")[0]
+    probe_records.sweep(runner.store, bucket, runner.runtime.now() + 30)
     assert run_sync(runner.read(key)) == new
 
 

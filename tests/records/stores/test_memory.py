@@ -5,6 +5,7 @@ import os
 from leasehold.records.store import Record
 from leasehold.records.stores.memory import MemoryStore
 from leasehold.runtime.threads import Threads
+from tests.support import probe_records
 
 
 def test_memory_store_drops_expired_records():
@@ -13,13 +14,13 @@ def test_memory_store_drops_expired_records():
     for number in range(5000):
         now[0] += 1.0
         assert store.write(f"k{number}", Record(os.urandom(16).hex(), b""), "", 10.0, 1.0)
-    assert len(store._records) < 1100
+    assert probe_records.kept_records(store) < 1100
 
 
 def test_forked_child_has_its_own_mutex():
     store = MemoryStore(Threads())
-    with store._mutex:  # as another thread might at the moment of the fork
+    with probe_records.mutex(store):  # as another thread might at the moment of the fork
         child = os.fork()
         if child == 0:
-            os._exit(0 if store.read("a", 1.0) is None and store._pid == os.getpid() else 1)
+            os._exit(0 if store.read("a", 1.0) is None and probe_records.process_id(store) == os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -13,6 +13,7 @@ from leasehold.runtime.net import blocking
 from leasehold.runtime.net.blocking import RepliesTooLong, SocketAddress
 from leasehold.runtime.net.event_loop import connect_in_loop
 from leasehold.runtime.threads import boot_clock as clock
+from tests.support import probe_runtime
 from tests.support.timing import check_seconds
 
 
@@ -206,8 +207,8 @@ def test_unreferenced_stream_is_closed(echo) -> None:
     async def main() -> None:
         stream = await echo.connect_in_loop()
         assert await stream.call(b"a\n", deadline_in()) == b"a"
-        sock = stream._sock
-        stream._set_timer(clock() + 0.01)  # the timer must not keep the stream alive
+        sock = probe_runtime.socket_of(stream)
+        probe_runtime.set_timer(stream, clock() + 0.01)  # the timer must not keep the stream alive
         await asyncio.sleep(0.05)  # pause: longer than the timer
         del stream
         gc.collect()
@@ -219,7 +220,7 @@ def test_unreferenced_stream_is_closed(echo) -> None:
     asyncio.run(main())
     with asyncio.Runner() as runner:
         left = runner.run(echo.connect_in_loop())
-    sock = left._sock  # the loop is closed
+    sock = probe_runtime.socket_of(left)  # the loop is closed
     del left
     gc.collect()
     assert sock.fileno() == -1

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from leasehold.runtime.net import host_names
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.net.fanout_blocking import NonblockingConnection
 from leasehold.runtime.net.host_names import resolve_blocking, start_look_up
+from tests.support import probe_runtime
 
 
 class NameServer:
@@ -41,7 +41,7 @@ def names(monkeypatch) -> Iterator[NameServer]:
     monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
     yield server
     server.may_answer.set()
-    for look_up in list(host_names._state.under_way.values()):  # else the next test finds its name under way
+    for look_up in list(probe_runtime.look_ups().under_way.values()):  # else the next test finds its name under way
         done = threading.Event()
         look_up.when_done(done.set)
         assert done.wait(60)
@@ -88,7 +88,7 @@ def test_error_is_raised_to_each_caller_as_its_own(names, host) -> None:
 
 
 def test_very_many_names_start_a_bounded_number_of_threads(names, monkeypatch) -> None:
-    monkeypatch.setattr(host_names, "_MAX_LOOK_UPS", 3)
+    monkeypatch.setattr(*probe_runtime.MAX_LOOK_UPS, 3)
     for number in range(3):
         start_look_up(f"many{number}.example")
     with pytest.raises(socket.gaierror, match="too many"):
@@ -140,7 +140,7 @@ class InterruptedMutex:
 def test_name_is_looked_up_again_if_ctrl_c_came_before_the_thread(names, monkeypatch) -> None:
     names.may_answer.set()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(host_names._state, "mutex", InterruptedMutex())
+        patch.setattr(probe_runtime.look_ups(), "mutex", InterruptedMutex())
         start_look_up("a.example")
     assert resolve_blocking("a.example", 80, 30)
 
@@ -152,7 +152,7 @@ def test_look_up_that_fails_unexpectedly_ends(monkeypatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(OSError, match="RuntimeError"):
         resolve_blocking("a.example", 80, 30)
-    assert "a.example" not in host_names._state.under_way
+    assert "a.example" not in probe_runtime.look_ups().under_way
 
 
 def test_connection_dropped_before_the_answer_leaves_no_descriptor(names, monkeypatch) -> None:

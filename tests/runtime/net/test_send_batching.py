@@ -10,6 +10,7 @@ import pytest
 
 from leasehold.runtime.net.event_loop import LoopStream
 from leasehold.runtime.threads import boot_clock as clock
+from tests.support import probe_runtime
 
 
 class WordProtocol:
@@ -54,7 +55,7 @@ def test_request_interrupted_while_sent_closes_the_connection(monkeypatch) -> No
         asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
         stream = LoopStream(client_socket, WordProtocol(), clock)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(LoopStream, "_flush", interrupt)
+            patch.setattr(*probe_runtime.FLUSH, interrupt)
             stream.call(b"one\n", clock() + 5)
         assert not stream.open
         with pytest.raises(ConnectionAbortedError, match="interrupted"):

@@ -21,7 +21,7 @@ from leasehold import Client, ConfigError, Event
 from leasehold.telemetry import AuditFile, metrics_text
 from leasehold.telemetry.audit import file as audit_file
 from leasehold.telemetry.audit.verify import find_files, sort_files, verify
-from tests.support import probe
+from tests.support import probe, probe_telemetry
 from tests.support.paths import SUPPORT, child_environment
 
 SECONDS = 60.0
@@ -257,7 +257,7 @@ def test_forked_child_writes_to_the_same_chain(path):
 
 def test_forked_child_has_a_lock_of_its_own(path, monkeypatch):
     """The lock on a file belongs to all who share its descriptor: parent and child must not share one."""
-    monkeypatch.setattr("leasehold.telemetry.audit.tail._LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(*probe_telemetry.AUDIT_LOCK_SECONDS, 0.1)
     audit = AuditFile(path, sync="none")
     inside, go_on = os.pipe(), os.pipe()
     pid = os.fork()
@@ -290,7 +290,7 @@ def test_forked_child_has_a_lock_of_its_own(path, monkeypatch):
 
 def test_suspended_writer_does_not_hold_up_others_for_ever(path, monkeypatch, caplog):
     """Another process is stopped while it has the file locked: records are missed, and that is told."""
-    monkeypatch.setattr("leasehold.telemetry.audit.tail._LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(*probe_telemetry.AUDIT_LOCK_SECONDS, 0.1)
     audit = AuditFile(path)
     code = "import fcntl, sys, time; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(1, flush=True)"
     other = subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(600)", path], stdout=subprocess.PIPE)
@@ -474,7 +474,7 @@ def test_lines_cut_off_behind_a_live_writer_are_found(path):
 def rotating(monkeypatch):
     """Files are rotated at 2,000 bytes, or when `today` changes."""
     state = SimpleNamespace(now=1_800_000_000.0)
-    monkeypatch.setattr(audit_file, "_MAX_FILE", 2000)
+    monkeypatch.setattr(*probe_telemetry.MAX_AUDIT_FILE, 2000)
     monkeypatch.setattr(audit_file.time, "time", lambda: state.now)
     monkeypatch.setattr(audit_file.time, "gmtime", lambda: time.struct_time((2027, 1, 15, 8, 0, 0, 0, 0, 0)))
     return state

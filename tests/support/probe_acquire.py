@@ -1,0 +1,48 @@
+"""What tests read and change while a client acquires: its loop, the limit of attempts, and pools (`any_of`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from leasehold.client import acquire, any_of
+from leasehold.client.acquire import AcquireRequest
+from leasehold.client.attempt_limit import AttemptLimit
+from leasehold.errors import Unavailable
+from leasehold.model import Claim
+from leasehold.runtime.base import run_sync
+from tests.support.probe import Place
+
+# Steps of a pool that tests watch, or during which they do harm.
+ATTEMPT_EACH = Place(any_of._PoolAcquire, "_attempt_each")
+FIRST_GRANT = Place(any_of, "_first_grant")  # waits for it
+LEAVE_ALL = Place(any_of, "_leave_all")  # the queues of all members
+
+PoolMember = any_of._Member
+MemberSignal = any_of._MemberSignal
+
+
+def mark_left(member: any_of._Member[Any]) -> None:
+    """As if the member had left its queue."""
+    member._left = True
+
+
+def attempts_under_way(limit: AttemptLimit) -> set[str]:
+    """The id hashes of the attempts that were sent."""
+    return limit._under_way
+
+
+def replace_attempts_under_way(limit: AttemptLimit, attempts: set[str]) -> None:
+    limit._under_way = attempts
+
+
+def callers_waiting(limit: AttemptLimit) -> Sized:
+    """The callers whose attempt waits to be sent."""
+    return limit._waiting
+
+
+def pause_before_retry(
+    request: AcquireRequest[Any], claim: Claim, error: Unavailable, failures: int, *, is_queued: bool
+) -> None:
+    """The step after an attempt without an answer."""
+    run_sync(acquire._pause_before_retry(request, claim, error, failures, is_queued=is_queued))

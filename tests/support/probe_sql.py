@@ -1,0 +1,36 @@
+"""What tests read and change inside what the engines of PostgreSQL and MySQL share."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, cast
+
+from leasehold.engines.sql.connection import SerialConnection
+from leasehold.engines.sql.engine import SqlEngine
+from tests.support import probe
+from tests.support.probe import AnyClient
+
+AnyEngine: TypeAlias = AnyClient | SqlEngine
+
+
+def engine_of(user: AnyEngine) -> SqlEngine:
+    return cast(SqlEngine, probe.engine(user))
+
+
+def connection(user: AnyEngine) -> SerialConnection:
+    """The connection of the engine, which makes one call at a time."""
+    return engine_of(user)._connection
+
+
+def session(user: AnyEngine) -> Any:
+    """The session that the connection has open."""
+    return connection(user)._session
+
+
+def calls_waiting(user: AnyEngine) -> int:
+    """How many calls wait until the connection is free."""
+    return len(connection(user)._mutex._waiting)
+
+
+def use_attempt_number(user: AnyEngine, number: int) -> None:
+    """Set how many attempts there were so far: every so many of them sweep."""
+    engine_of(user)._attempts = number
