@@ -15,6 +15,8 @@ from leasehold.runtime.threads import boot_clock as clock
 class WordProtocol:
     """A reply is a word."""
 
+    mid_reply = False
+
     def feed(self, data: bytes) -> None:
         self._words = data.split()
 
