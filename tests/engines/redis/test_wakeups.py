@@ -6,13 +6,13 @@ import socket
 import threading
 import time
 
-import hiredis
 import pytest
 
 from harness.servers.process import poll
 from leasehold import Client
 from leasehold.core.timing import RESERVATION_PROBE, WAITER_TTL, WAKEUP_SLACK
 from leasehold.engines.redis import pubsub
+from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import PubSubCommands
 from leasehold.engines.registry import ClaimRegistry, RecheckTimer, Waiter
@@ -54,7 +54,7 @@ class SilentServer:
         self.server_side.sendall(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$%d\r\n%b\r\n" % (len(message), message))
 
     async def open(self, runtime, _deadline: float) -> SocketStream:
-        return SocketStream(self.client_side, hiredis.Reader(), runtime.now)
+        return SocketStream(self.client_side, BoundedReader(), runtime.now)
 
 
 class QueueScenario:

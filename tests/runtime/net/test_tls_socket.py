@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import hiredis
 import pytest
 
 from harness.servers.process import poll
+from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.zookeeper.connection import KazooHandler
 from leasehold.runtime.net.blocking import (
     WOULD_BLOCK,
@@ -134,7 +134,7 @@ def test_end_that_comes_with_the_last_reply_is_noticed(server) -> None:
         sock.sendall(LAST)
         poll(lambda: unread(sock) > len(LAST), 20, lambda: "the reply has arrived")
         sock.settimeout(0)
-        replies = ReplyReader(hiredis.Reader()).read_available(sock)
+        replies = ReplyReader(BoundedReader()).read_available(sock)
         assert next(replies) == b"bye"
         with pytest.raises(ConnectionResetError):
             next(replies)
@@ -145,7 +145,7 @@ def test_end_that_comes_with_the_last_reply_is_noticed(server) -> None:
 def test_end_that_comes_with_the_last_reply_is_seen_before_poll_shows_it(server) -> None:
     """By the pool of connections, by a listener, and by kazoo."""
     with server.connect() as sock:
-        stream = SocketStream(sock, hiredis.Reader(), boot_clock)
+        stream = SocketStream(sock, BoundedReader(), boot_clock)
         assert stream.call(LAST, boot_clock() + 20) == b"bye"
         assert not stream.quiet()
         self_pipe = SelfPipe()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from weakref import finalize, ref
@@ -29,6 +29,7 @@ from leasehold.runtime.net.blocking import (
     Parser,
     RepliesTooLong,
     ReplyReader,
+    ReplyUnasked,
     SocketAddress,
 )
 from leasehold.runtime.net.host_names import LookUp, Target, start_look_up
@@ -164,6 +165,16 @@ class NonblockingConnection(BaseConnection):
         """Whether the last request was sent completely, so that what is sent now arrives behind it."""
         return self.open and not self._outgoing
 
+    def is_quiet(self, readable: bool) -> bool:
+        """Whether the server has sent nothing since the last answer. Handles messages of TLS itself."""
+        self.replies = []
+        try:
+            if readable:
+                self._read()
+        except Exception:  # parsers raise errors of their own
+            return False
+        return not (self.replies or self._reply_reader.mid_reply)
+
     def send_request(self, data: bytes, count: int) -> None:
         self.replies, self.expected_replies = [], count
         if self.open:
@@ -260,7 +271,7 @@ class NonblockingConnection(BaseConnection):
             raise RepliesTooLong
         if not self.open and len(self.replies) >= self._handshake_replies:
             if len(self.replies) > self._handshake_replies:
-                raise ConnectionAbortedError("the server sent a reply without a request")
+                raise ReplyUnasked
             self._check_handshake(self.replies)
             self.open, self.replies = True, []
             self._send(self._first_request)
@@ -316,9 +327,19 @@ class ConnectionGroup:
     def _send_all(
         self, requests: Mapping[int, bytes], count: int, answers: AnswersByServer, waiting: dict[int, bytes]
     ) -> None:
+        self._drop_noisy(requests)
         for number, data in requests.items():
             waiting[number] = data
             self._send(number, data, count, answers, waiting)
+
+    def _drop_noisy(self, numbers: Iterable[int]) -> None:
+        """Drop those of these connections on which something came after the last answer: it would be taken for the
+        answer to the next request."""
+        readable = {self._server_by_fd.get(fd) for fd, _ in self._poll.poll(0)}
+        for number in numbers:
+            connection = self._connections.get(number)
+            if connection is not None and not connection.is_quiet(number in readable):
+                self.drop(number)
 
     def send(self, number: int, data: bytes) -> None:
         """Send `data` as soon as the connection is open; `receive` returns what the server sends back."""
@@ -363,7 +384,7 @@ class ConnectionGroup:
         try:
             connection.advance()
             if connection.open and len(connection.replies) > count:
-                raise ConnectionAbortedError("the server sent a reply without a request")
+                raise ReplyUnasked
         except Exception as error:  # parsers and handshakes raise errors of their own
             self._on_error(number, error, count, answers, waiting)
             return
@@ -373,6 +394,7 @@ class ConnectionGroup:
             connection.has_answered = True
             if (corrected := correction(number, waiting[number], connection.replies)) is not None:
                 waiting[number] = corrected
+                self._drop_noisy([number])
                 self._send(number, corrected, count, answers, waiting)
                 return
             answers[number] = connection.replies

@@ -84,6 +84,20 @@ class TlsSocket(socket.socket):
         """Whether `recv` returns at once, whatever `poll` says."""
         return bool(self._decrypted) or self._ended
 
+    def is_quiet(self) -> bool:
+        """Whether the server has sent nothing but messages of TLS itself. Handles those that have arrived."""
+        timeout = self.gettimeout()
+        self.settimeout(0)
+        try:
+            while not self.is_ready():
+                self._receive()
+                self._decrypt()
+        except (BlockingIOError, InterruptedError):  # nothing more has arrived
+            return not self._incoming.pending
+        finally:
+            self.settimeout(timeout)
+        return False
+
     def sendall(self, data: Any, flags: int = 0) -> None:
         self._tls.write(data)
         super().sendall(self._outgoing.read())
