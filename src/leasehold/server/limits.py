@@ -51,17 +51,17 @@ class Limits:
         )
 
     def connection(self, caller: Caller, connection: CountedConnection) -> bool:
-        """Count an open connection for the key that uses it now. False: this key has too many, so this one is not
-        counted, and must be closed after its answer."""
+        """Count an open connection for the key that uses it now. False: this key has too many, so this one still counts
+        for the key that used it before, if any, and must be closed after its answer."""
         connection.identify(caller)
         most = self.settings.connections_per_key
-        if not most or not caller.limited or connection.who == caller.who:
-            return True
-        connection.end()
-        if self._connections.get(caller.who, 0) >= most:
-            self.refused["connections_per_key"] = self.refused.get("connections_per_key", 0) + 1
-            return False
-        connection.begin(caller.who, self._connections)
+        if most and caller.limited and connection.who != caller.who:
+            if self._connections.get(caller.who, 0) >= most:
+                self.refused["connections_per_key"] = self.refused.get("connections_per_key", 0) + 1
+                return False
+            connection.end()
+            connection.begin(caller.who, self._connections)
+        connection.is_admitted = True
         return True
 
     def call(self, caller: Caller, kind: Class, namespace: str | None = None, name: str = "") -> Admitted:
@@ -201,10 +201,11 @@ class Bodies:
 class CountedConnection:
     """An open connection, counted for the key that has used it last until `end`, with the bodies that it has sent."""
 
-    __slots__ = ("_bodies", "_caller", "_counts", "_in_memory", "who")
+    __slots__ = ("_bodies", "_caller", "_counts", "_in_memory", "is_admitted", "who")
 
     def __init__(self, bodies: Bodies | None = None) -> None:
         self.who = ""  # empty: it is not counted
+        self.is_admitted = False  # a caller has used it that had room for it: it is not closed to make room for others
         self._counts: dict[str, int] = {}
         self._bodies = bodies or Bodies()
         self._caller: str | None = ""  # whose bodies these are
@@ -220,11 +221,6 @@ class CountedConnection:
             if not self._counts[self.who]:
                 del self._counts[self.who]
             self.who = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a caller has shown who it is on this connection."""
-        return self._caller != ""
 
     def identify(self, caller: Caller) -> None:
         """From now on the bodies of this connection count for this caller."""

@@ -63,19 +63,21 @@ class Rules:
     body_seconds: float = 20.0
     write_seconds: float = 20.0  # in which a caller must read something of its answer
     bodies: Bodies = field(default_factory=Bodies)  # that are received or being answered
-    # Connections on which no caller has shown a key or certificate, the oldest first; some may have by now. None: this
-    # server asks for neither.
+    # Connections on which no caller has shown a key or certificate, or only a caller with too many of them, the oldest
+    # first; some may have been admitted by now. None: this server asks for neither key nor certificate.
     strangers: dict[Protocol, None] | None = None
+    refused: dict[str, int] = field(default_factory=dict)  # limit -> refusals, for metrics
 
     @classmethod
-    def of(cls, settings: Settings) -> Rules:
+    def of(cls, settings: Settings, refused: dict[str, int] | None = None) -> Rules:
         """Without authentication on loopback, a web page could reach the server under a host name of its own (DNS
         rebinding). So only names of this machine are accepted there."""
         hosts = None
         own = {split_address(each)[0] for each in settings.listen if not each.startswith("unix:")}
         if own and not settings.authenticates and all(is_local(address) for address in settings.listen):
             hosts = _LOOPBACK_NAMES | own
-        return cls(settings.limits.connections, hosts, strangers={} if settings.authenticates else None)
+        strangers: dict[Protocol, None] | None = {} if settings.authenticates else None
+        return cls(settings.limits.connections, hosts, strangers=strangers, refused={} if refused is None else refused)
 
 
 def protocol_for(rules: Rules) -> Callable[..., Protocol]:
@@ -107,6 +109,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._rules.connections and not self._close_a_stranger():
+            self._count_refusal("connections")
             self._refuse(ServerOverloaded(f"this server has {self._rules.connections} connections open: retry"))
             return
         if (connection := transport.get_extra_info("ssl_object")) is not None:
@@ -123,7 +126,7 @@ class Protocol(HttpToolsProtocol):
         while strangers:
             oldest = next(iter(strangers))
             del strangers[oldest]
-            if not oldest._connection.is_known:
+            if not oldest._connection.is_admitted:
                 oldest.transport.abort()
                 return True
         return False
@@ -235,6 +238,9 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     # -- what is refused
+
+    def _count_refusal(self, limit: str) -> None:
+        self._rules.refused[limit] = self._rules.refused.get(limit, 0) + 1
 
     def _head_problem(self) -> Problem | None:
         if self._head_bytes + len(self.url) > self._rules.head_bytes or len(self.headers) > MAX_HEADERS:
