@@ -48,7 +48,7 @@ class Server:
 
     def add_keys(self, path):
         """The keys of two callers."""
-        made = [keys.create(path, who, [Right.parse("lock::")], now=datetime.now(UTC)) for who in ("a", "b")]
+        made = [keys.create(path, who, [Right.parse("lock,read::")], now=datetime.now(UTC)) for who in ("a", "b")]
         self.app.authenticator = Authenticator(path)
         return made
 
@@ -395,6 +395,7 @@ def test_release_does_not_overtake_an_attempt_in_an_earlier_batch(tmp_path, turn
     ("method", "path", "body", "at_once"),
     [
         ("GET", "/metrics", None, MAX_LISTS),
+        ("GET", "/v1/stats", None, MAX_LISTS),
         ("GET", "/v1/traits", None, MAX_BEGUN),
         ("POST", "/v1/release", {"name": "a/1", "id": "0" * 32}, MAX_BEGUN),
         ("POST", "/v1/calls", [{"do": "ping"}], MAX_BEGUN),
