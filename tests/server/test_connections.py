@@ -1,6 +1,7 @@
 """How many connections of a server one caller keeps from the others."""
 
 import contextlib
+import secrets
 import socket
 from datetime import UTC, datetime
 
@@ -73,6 +74,33 @@ def test_pages_above_the_limit_of_a_key_are_told_so(tenants):
             assert b" has 1 connections" in answer.body
             assert b'shed_total{reason="connections_per_key"} 2.0\n' in server.get("/metrics", key=shop).body
         poll(lambda: server.get("/locks?namespace=flooder", key=flooder).headers.get("connection") != "close")
+
+
+@pytest.mark.extended
+def test_answers_that_a_caller_does_not_read_leave_room_for_others(tenants):
+    """Three hundred connections took a gigabyte of the kernel's memory, and a quarter of one of the server's."""
+    path, flooder, shop = tenants
+    with running("--keys", str(path)) as server, contextlib.ExitStack() as stack:
+        for first in range(0, 5000, 500):
+            claims = [
+                {"namespace": "flooder", "name": f"n{number}", "id": secrets.token_hex(16), "ttl": 3600}
+                | {"holder": ["h" * 150, "", 0, "p" * 150]}
+                for number in range(first, first + 500)
+            ]
+            attempts = [{"do": "attempt", "claim": claim} for claim in claims]
+            assert server.post("/v1/calls", attempts, key=flooder).status == 200
+        before = server.memory()
+        inspect = b'[{"do": "inspect", "namespace": "flooder"}]'
+        for _ in range(60):
+            deaf = stack.enter_context(socket.socket())
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.settimeout(SECONDS)
+            deaf.connect(("127.0.0.1", server.port))
+            deaf.sendall(head("POST", "/v1/calls", flooder, f"Content-Length: {len(inspect)}") + inspect)
+            deaf.recv(1)
+        assert server.memory() - before < 64 * 1024 * 1024
+        assert b'reason="unread_answers_per_key"' in server.get("/metrics", key=shop).body
+        assert server.get("/locks?namespace=shop", key=shop).status == 200
 
 
 def test_connections_above_the_limit_of_a_server_are_counted(tenants):

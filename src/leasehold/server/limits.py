@@ -201,14 +201,16 @@ class Bodies:
 class CountedConnection:
     """An open connection, counted for the key that has used it last until `end`, with the bodies that it has sent."""
 
-    __slots__ = ("_bodies", "_caller", "_counts", "_in_memory", "is_admitted", "who")
+    __slots__ = ("_bodies", "_counts", "_in_memory", "caller", "is_admitted", "who")
 
     def __init__(self, bodies: Bodies | None = None) -> None:
         self.who = ""  # empty: it is not counted
         self.is_admitted = False  # a caller has used it that had room for it: it is not closed to make room for others
         self._counts: dict[str, int] = {}
         self._bodies = bodies or Bodies()
-        self._caller: str | None = ""  # whose bodies these are
+        self.caller: str | None = (
+            ""  # whose bodies these are; empty: not known yet, None: one without limits of its own
+        )
         self._in_memory = 0
 
     def begin(self, who: str, counts: dict[str, int]) -> None:
@@ -225,23 +227,23 @@ class CountedConnection:
     def identify(self, caller: Caller) -> None:
         """From now on the bodies of this connection count for this caller."""
         who = caller.who if caller.limited else None
-        if who != self._caller:
+        if who != self.caller:
             size = self._in_memory
             self.drop_bodies()
-            self._caller = who
+            self.caller = who
             self.keep_body(size)
 
     def has_room(self, size: int) -> bool:
         """Whether a part of a body with this size may be kept."""
-        return self._bodies.has_room(self._caller, size)
+        return self._bodies.has_room(self.caller, size)
 
     def keep_body(self, size: int) -> None:
         self._in_memory += size
-        self._bodies.add(self._caller, size)
+        self._bodies.add(self.caller, size)
 
     def drop_bodies(self) -> None:
         """All requests are answered."""
-        self._bodies.add(self._caller, -self._in_memory)
+        self._bodies.add(self.caller, -self._in_memory)
         self._in_memory = 0
 
 

@@ -63,6 +63,7 @@ class Rules:
     body_seconds: float = 20.0
     write_seconds: float = 20.0  # in which a caller must read something of its answer
     bodies: Bodies = field(default_factory=Bodies)  # that are received or being answered
+    unread: Bodies = field(default_factory=Bodies)  # answers that callers do not read as fast as they come
     # Connections on which no caller has shown a key or certificate, or only a caller with too many of them, the oldest
     # first; some may have been admitted by now. None: this server asks for neither key nor certificate.
     strangers: dict[Protocol, None] | None = None
@@ -100,6 +101,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = self._body_bytes = self._body_limit = 0
         self._timer: asyncio.TimerHandle | None = None  # for the rest of a head or body
         self._write_timer: asyncio.TimerHandle | None = None
+        self._unread_answer: tuple[str | None, int] | None = None  # caller and bytes, while the caller does not read
         self._connection = CountedConnection(rules.bodies)
         self._names: tuple[str, ...] = ()
         self._names_until = 0.0
@@ -142,6 +144,7 @@ class Protocol(HttpToolsProtocol):
         self._hang_up(self._answering)
         self._unset_keepalive_if_required()
         self._connection.drop_bodies()
+        self._drop_unread_answer()
         self._expect_nothing()
         self._stop_write_timer()
         self._connection.end()
@@ -178,10 +181,24 @@ class Protocol(HttpToolsProtocol):
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self._rules.write_seconds, self.transport.abort)
+        self._drop_unread_answer()
+        unread, (caller, size) = self._rules.unread, (self._connection.caller, self.transport.get_write_buffer_size())
+        if not unread.has_room(caller, size):
+            self._count_refusal("unread_answers_per_key")
+            self.loop.call_soon(self.transport.abort)  # not inside its own call
+        self._unread_answer = caller, size
+        unread.add(caller, size)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_write_timer()
+        self._drop_unread_answer()
+
+    def _drop_unread_answer(self) -> None:
+        if self._unread_answer is not None:
+            caller, size = self._unread_answer
+            self._unread_answer = None
+            self._rules.unread.add(caller, -size)
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
