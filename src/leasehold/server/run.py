@@ -46,6 +46,9 @@ from leasehold.telemetry.logs import JSONFormatter
 _log = logging.getLogger("leasehold.server")
 
 _BACKLOG: Final = 2048
+_SEND_BUFFER: Final = (
+    256 * 1024
+)  # bytes of one connection in the kernel, which would keep megabytes that no caller reads
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
 _REFRESH_INTERVAL: Final = 0.5  # seconds between two checks of the key file and the certificates; two must agree
@@ -227,7 +230,7 @@ async def _serve(
 def _uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=protocol_for(Rules.of(settings)),  # type: ignore[arg-type]  # it wants a class, and only calls it
+        http=protocol_for(Rules.of(settings, app.limits.refused)),  # type: ignore[arg-type]  # it wants a class, and only calls it
         ws="none",
         lifespan="off",
         log_config=None,
@@ -287,6 +290,7 @@ def _is_served(path: str) -> bool:
 def _bind(sock: socket.socket, where: Any) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # connections have that of their listener
         sock.bind(where)
         sock.listen(_BACKLOG)
     except OSError:
