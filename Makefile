@@ -68,7 +68,7 @@ slow: $(VENV)/.installed servers ## where the processor time of the first tier g
 	$(PY) $(PYTEST) -q -p tools.slow $(ARGS)
 
 .PHONY: busy
-busy: $(VENV)/.installed servers ## the first tier beside four busy loops, with the failures of each run: make busy ARGS="--runs 20"
+busy: $(VENV)/.installed servers ## the first tier beside four busy loops, with the failures of each run: make busy ARGS="--runs 20 --record FILE"
 	$(PY) tools/busy.py -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: bench
