@@ -23,11 +23,11 @@ KEEP_CHANNEL = Place(stream, "_KEEP_CHANNEL")  # seconds without a tab
 PAGE_BYTES = Place(calls, "_PAGE_BYTES")  # of one page of a listing
 
 # Steps that tests watch, or during which they do harm.
-CONTEXT = Place(Dashboard, "_context")  # the data of a page
+CONTEXT = Place(Dashboard, "_context")  # makes the data of a page
 FRAME = Place(Dashboard, "_frame")  # renders a page
 IS_SERVED = Place(run, "_is_served")  # whether a process listens at a Unix socket
 NEW_OWNER = Place(incidents, "_new_owner")
-PASS_ON = Place(App, "_pass_on")  # events to their readers
+PASS_ON = Place(App, "_pass_on")  # an event, to the feed, the metrics and the audit file
 
 make_page = calls._page
 verbs_of_calls = calls._VERBS
@@ -112,8 +112,8 @@ def read_timer(protocol: Protocol) -> Any:
     return protocol._timer
 
 
-def was_refused(protocol: Protocol) -> bool:
-    """Whether the connection was answered that it is one too many, or its request too much."""
+def reads_no_more(protocol: Protocol) -> bool:
+    """Whether the connection closes after the answer under way."""
     return protocol._refused
 
 
