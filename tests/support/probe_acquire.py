@@ -13,6 +13,8 @@ from leasehold.model import Claim
 from leasehold.runtime.base import run_sync
 from tests.support.probe import Place
 
+FIRST_REPORT_AFTER = Place(acquire, "_FIRST_REPORT")  # seconds of waiting, until the caller is told for whom
+
 # Steps of a pool that tests watch, or during which they do harm.
 ATTEMPT_EACH = Place(any_of._PoolAcquire, "_attempt_each")
 FIRST_GRANT = Place(any_of, "_first_grant")  # waits for it
