@@ -16,6 +16,7 @@ from leasehold.server.history import History
 from leasehold.server.limits import Bodies, Limits
 from leasehold.server.picture import Pictures
 from leasehold.server.protocol import Protocol
+from leasehold.server.routes import Stream
 from leasehold.server.service import Service
 from tests.support.probe import Place
 
@@ -126,10 +127,9 @@ def set_names_until(protocol: Protocol, at: float) -> None:
     protocol._names_until = at
 
 
-def unsent(stream: Any) -> list[Any]:
+def unsent(stream: Stream[Any]) -> list[Any]:
     """What the stream has not sent yet."""
-    items: list[Any] = stream._unsent
-    return items
+    return stream._unsent
 
 
 # ---------------------------------------------------------- what it remembers
