@@ -39,12 +39,12 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         port = random.choice(_PORTS)
-        if port not in found and _reserved(port) and _unused(port):
+        if port not in found and reserve(port) and _unused(port):
             found.append(port)
     return found
 
 
-def _reserved(port: int) -> bool:
+def reserve(port: int) -> bool:
     """Reserve a port among all processes that use this module; False if another has it. The reservation is an abstract
     unix socket name, which disappears with the process."""
     if sys.platform != "linux":

@@ -10,8 +10,11 @@ import threading
 
 import pytest
 
+from tests.support.paths import child_environment
+
 FORK = """
 import os, sys, threading, leasehold
+from tests.support import probe
 client = leasehold.Client("memory://shared", ttl=30)
 lock = client.lock("a")
 with lock as lease:
@@ -28,7 +31,7 @@ with lock as lease:
                 sys.exit("renewed")
             except leasehold.LeaseLost:
                 pass
-            assert not client._core.watchdog._running and not client._core.registry.held and not notified
+            assert not probe.watchdog(client).running and not probe.registry(client).held and not notified
             assert client.inspect() == []
             with client.lock("b") as mine:          # the client itself can be used again
                 assert mine.token > lease.token and mine.holder.endswith(str(os.getpid()))
@@ -53,17 +56,18 @@ client.close()
 def test_forked_child_does_not_hold_renew_or_release() -> None:
     # From 3.12 on, Python warns of a fork in a process with threads.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORK]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 INTERRUPTED = """
 import os, signal, threading, time, leasehold
+from tests.support import probe
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, and so inherited, where tests run in the background
 holder, client = leasehold.Client("memory://x"), leasehold.Client("memory://x")
 held = holder.lock("a").acquire()
 def interrupt():
-    while not client._core.registry.waiting:
+    while not probe.registry(client).waiting:
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
@@ -73,13 +77,14 @@ try:
 except KeyboardInterrupt:
     pass
 assert [h.state for h in holder.inspect()] == ["held"], holder.inspect()
-assert not client._core.registry.waiting and not client._core.registry.pending_releases
+assert not probe.registry(client).waiting and not probe.pending_releases(client)
 held.release(); client.close(); holder.close()
 """
 
 
 def test_ctrl_c_inside_acquire_leaves_the_queue() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -18,6 +18,7 @@ from leasehold import ConfigError, StaleToken, Unavailable, fences
 from leasehold.fences import File, TokenInfo
 from leasehold.fences.token_file import TokenFile
 from tests.support import probe_fences
+from tests.support.paths import child_environment
 from tests.support.timing import check_elapsed
 
 
@@ -93,9 +94,12 @@ def test_token_file_replaced_before_its_lock_is_not_locked(tmp_path):
 WRITER_SCRIPT = """
 import os, sys, leasehold
 from leasehold.fences import file
+from tests.support import probe_fences
 def stop(body): print("inside", flush=True); sys.stdin.readline(); real(body)
 fence = file.File(sys.argv[1])
-real, fence._replace = fence._replace, stop
+place = probe_fences.REPLACE.of(fence)
+real = getattr(*place)
+setattr(*place, stop)
 try:
     fence.write(int(sys.argv[2]), "late")
     print("written", flush=True)
@@ -110,7 +114,9 @@ def holder():
 
     def start(path: Path, token: int) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", WRITER_SCRIPT, str(path), str(token)]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            command, env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         writers.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "inside\n"
@@ -158,14 +164,16 @@ def test_writer_killed_before_rename_leaves_old_content_and_new_token(tmp_path, 
 FORKER = """
 import os, sys, time
 from leasehold.fences import File
+from tests.support import probe_fences
 fence = File(sys.argv[1])
-real = fence._replace
+place = probe_fences.REPLACE.of(fence)
+real = getattr(*place)
 def forking(body):
     if os.fork() == 0:  # what a thread of a prefork server does while another is in here
         time.sleep(60)
         os._exit(0)
     real(body)
-fence._replace = forking
+setattr(*place, forking)
 fence.write(5, "x")
 print("written", flush=True)
 sys.stdin.readline()
@@ -176,7 +184,12 @@ def test_child_forked_during_file_write_does_not_keep_the_flock(tmp_path):
     """The child inherits the descriptor, and with it the flock."""
     command = [sys.executable, "-c", FORKER, str(tmp_path / "a")]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as parent:
         try:
             assert parent.stdout is not None

@@ -73,7 +73,7 @@ def test_free_ports_are_distinct() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="names without files are Linux's")
 def test_port_stays_reserved_while_its_server_is_down() -> None:
     (port,) = free_ports(1)
-    code = f"from harness.servers.process import _reserved; print(_reserved({port}))"
+    code = f"from harness.servers.process import reserve; print(reserve({port}))"
     output = subprocess.run(
         [sys.executable, "-c", code], env=child_environment(), capture_output=True, text=True, check=True
     ).stdout

@@ -8,11 +8,11 @@ from leasehold.core.names import hash_id
 from leasehold.events import Event
 from leasehold.model import Claim, Holder, Holding
 from leasehold.server import history as limits
-from leasehold.server import incidents
 from leasehold.server import stats as statistics
 from leasehold.server.history import History
 from leasehold.server.picture import Picture, Snapshot
 from leasehold.telemetry.metrics import ACQUIRE_BUCKETS
+from tests.support import probe_server
 
 NOW = 1_700_000_000.0
 
@@ -202,8 +202,8 @@ def test_history_of_ten_thousand_names_is_bounded(past):
     known = [number for number in range(10_000) if past.grants("shop", f"orders/{number}")]
     assert known == list(range(10_000 - limits.MAX_NAMES, 10_000)), "the latest are kept"
     assert len(past.incidents()) == limits.MAX_INCIDENTS
-    assert len(past._lives) <= limits.MAX_GRANTS
-    assert len(past._losses) <= limits.MAX_HOLDERS
+    assert len(probe_server.remembered_lives(past)) <= limits.MAX_GRANTS
+    assert probe_server.remembered_losses(past) <= limits.MAX_HOLDERS
 
 
 @pytest.mark.extended
@@ -233,12 +233,12 @@ def test_history_of_a_busy_tenant_pushes_out_none_of_another(past, monkeypatch):
     kept = [past.grants("quiet", f"kind-{'y' * number}") for number in range(10)]
     assert all(kept)
     assert [past.losses("quiet", f"quiet-{number}") for number in range(10)] == [1] * 10
-    assert len(past._names) == limits.MAX_NAMES
-    assert len(past._lives) == limits.MAX_GRANTS
-    assert past._lives.get("quiet", f"{'quiet-0':0>16}")
+    assert probe_server.remembered_names(past) == limits.MAX_NAMES
+    assert len(probe_server.remembered_lives(past)) == limits.MAX_GRANTS
+    assert probe_server.remembered_lives(past).get("quiet", f"{'quiet-0':0>16}")
     assert len(past.stats("quiet", 60.0).groups) == 10
     assert sum(past.stats("late", 60.0).total.activity) == 1, "a tenant that comes later is counted, too"
-    rows = {row for column in past.hour._columns.values() for row in column.counts}
+    rows = probe_server.counted_rows(past)
     assert len(rows) == statistics.MAX_ROWS
 
 
@@ -250,7 +250,7 @@ def test_grants_of_a_busy_name_push_out_none_of_another_tenant(past, monkeypatch
         past.grant(number, f"busy-{number}", 1 + number, namespace="busy", name=f"orders/{number % 7}")
     assert len(past.grants("quiet", "orders/42")) == 30
     counted = sum(len(past.grants("busy", f"orders/{number}")) for number in range(7))
-    assert counted == 70 == past._grants["busy"]
+    assert counted == 70 == probe_server.remembered_grants(past, "busy")
 
 
 def test_incidents_of_one_namespace_push_out_none_of_another(past):
@@ -262,7 +262,7 @@ def test_incidents_of_one_namespace_push_out_none_of_another(past):
     assert len(past.incidents()) == limits.MAX_INCIDENTS + 2
     for number in range(200):
         past.on("lost", 1000, namespace=f"tenant-{number}", token=1, reason="expired")
-    assert len(past._incidents) == limits.MAX_INCIDENT_NAMESPACES
+    assert probe_server.incident_namespaces(past) == limits.MAX_INCIDENT_NAMESPACES
 
 
 def test_history_of_one_busy_name_is_bounded(past):
@@ -333,8 +333,8 @@ def test_first_owners_are_those_of_the_whole_list(past, monkeypatch, most, wante
     waiting = [holding(f"a/{number % 30}", f"web-{number}", 9.0, state="waiting") for number in range(1000)]
     now = picture(*held, *waiting, at=9)
     all_owners = [owner for owner in past.owners(now) if wanted in owner.holder]
-    made, make = [], incidents._new_owner
-    monkeypatch.setattr(incidents, "_new_owner", lambda *args: made.append(args) or make(*args))
+    made, make = [], getattr(*probe_server.NEW_OWNER)
+    monkeypatch.setattr(*probe_server.NEW_OWNER, lambda *args: made.append(args) or make(*args))
     first = past.owners(now, most, (lambda who: wanted in who[0]) if wanted else None)
     assert first == all_owners[:most]
     assert len(made) <= max(most, 20)
@@ -411,7 +411,7 @@ def test_late_event_counts_when_it_happened(past):
 def test_statistics_of_many_groups_and_namespaces_are_bounded(past):
     for number in range(1000):
         past.grant(0, f"w{number}", 1, namespace=f"tenant-{number % 300}", name=f"kind-{'x' * (number % 50)}")
-    rows = {row for column in past.hour._columns.values() for row in column.counts}
+    rows = probe_server.counted_rows(past)
     assert len(rows) <= statistics.MAX_ROWS
     assert len(past.stats("tenant-1", 60.0).groups) <= statistics.MAX_GROUPS
     past.grant(2 * 3600, "new", 1, namespace="late")

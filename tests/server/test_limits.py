@@ -8,6 +8,7 @@ from leasehold.server.auth import ANYONE, Caller
 from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, Bodies, CountedConnection, Limits
 from leasehold.server.problems import ServerOverloaded, TooMany
 from leasehold.server.settings import LimitSettings
+from tests.support import probe_server
 
 WEB, CRON = Caller("web", ()), Caller("cron", ())
 
@@ -53,7 +54,7 @@ def test_call_that_fails_is_no_longer_counted():
     with pytest.raises(ZeroDivisionError), limits.call(WEB, "attempt", "shop", "x"):
         raise ZeroDivisionError
     assert limits.calls == 0
-    assert len(limits._calls) == 0, "nothing is kept for a name without calls"
+    assert probe_server.counted_calls(limits) == 0, "nothing is kept for a name without calls"
 
 
 def test_connection_is_counted_for_the_key_that_uses_it():
@@ -65,7 +66,7 @@ def test_connection_is_counted_for_the_key_that_uses_it():
     assert limits.connection(WEB, second)
     for connection in (first, second, second):
         connection.end()
-    assert limits._connections == {}, "nothing is kept for a key without connections"
+    assert probe_server.counted_connections(limits) == {}, "nothing is kept for a key without connections"
     assert all(limits.connection(ANYONE, CountedConnection()) for _ in range(3))
     assert limits.refused == {"connections_per_key": 1}
 
@@ -177,7 +178,7 @@ def test_refused_waiter_leaves_no_count_behind():
     limits = Limits(LimitSettings(waiters=0))
     with pytest.raises(ServerOverloaded):
         limits.waiter(WEB, "s", "x")
-    assert len(limits._waiters) == 0
+    assert probe_server.counted_waiters(limits) == 0
     assert limits.waiters == 0
 
 
@@ -197,7 +198,7 @@ def test_bodies_of_one_caller_leave_room_for_those_of_others():
     strangers.drop_bodies()
     assert cron.has_room(40)
     web.drop_bodies()
-    assert (bodies.bytes, bodies._of) == (0, {})
+    assert (bodies.bytes, probe_server.bytes_by_caller(bodies)) == (0, {})
 
 
 def test_body_that_came_before_its_caller_was_known_counts_for_the_caller():
@@ -234,7 +235,7 @@ def test_lists_of_one_caller_wait_for_each_other_and_not_those_of_others():
 
     asyncio.run(many())
     assert most == {WEB: MAX_LISTS, CRON: 1}
-    assert WEB.who not in limits._lists, "nothing is kept for a caller without lists"
+    assert not probe_server.has_list(limits, WEB.who), "nothing is kept for a caller without lists"
 
 
 def test_list_that_does_not_get_its_turn_in_time_is_too_many():
@@ -250,7 +251,7 @@ def test_list_that_does_not_get_its_turn_in_time_is_too_many():
 
     asyncio.run(one_too_many())
     assert limits.refused == {"lists_per_key": 1}
-    assert WEB.who not in limits._lists
+    assert not probe_server.has_list(limits, WEB.who)
 
 
 # -- batches of calls
@@ -278,7 +279,7 @@ def test_few_calls_of_one_caller_begin_in_one_turn_of_the_loop():
 
     assert asyncio.run(many()) > 5000 / (2 * MAX_BEGUN)
     assert begun == {WEB: 5000, CRON: 10}
-    assert WEB.who not in limits._batches, "nothing is kept for a caller without batches"
+    assert not probe_server.has_batch(limits, WEB.who), "nothing is kept for a caller without batches"
 
 
 def test_batch_that_does_not_begin_in_time_is_too_many():

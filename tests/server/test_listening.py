@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from leasehold.errors import ConfigError
-from leasehold.server import run
 from leasehold.server.run import listen
+from tests.support import probe_server
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660])
@@ -68,14 +68,14 @@ def test_folder_swapped_while_listening_begins_is_not_used(tmp_path, monkeypatch
     for each in (folder, target):
         each.mkdir()
         listen(f"unix:{each}/s").close()
-    before, is_served = (target / "s").stat().st_ino, run._is_served
+    before, is_served = (target / "s").stat().st_ino, getattr(*probe_server.IS_SERVED)
 
     def swap(path):
         folder.rename(tmp_path / "moved")
         folder.symlink_to(target)
         return is_served(path)
 
-    monkeypatch.setattr(run, "_is_served", swap)
+    monkeypatch.setattr(*probe_server.IS_SERVED, swap)
     with listen(f"unix:{folder}/s"), socket.socket(socket.AF_UNIX) as caller:
         caller.connect(f"{tmp_path}/moved/s")
     assert (target / "s").stat().st_ino == before

@@ -19,6 +19,7 @@ from leasehold.server.messages import Request
 from leasehold.server.picture import MAX_NAMESPACES, Pictures, Snapshot
 from leasehold.server.service import Service
 from leasehold.server.settings import LimitSettings
+from tests.support import probe_server
 from tests.support.running_server import Answer, in_loop
 
 
@@ -236,7 +237,7 @@ async def test_picture_that_no_reader_looks_at_is_not_kept():
     await pictures.get("large")
     await service.runtime.advance(pictures_module.SHOWN_STALE + 1)
     await pictures.get("other")
-    assert pictures._entries["large"].snapshot is None
+    assert probe_server.kept_snapshot(pictures, "large") is None
     assert pictures.ages() == {"large": pytest.approx(11.0), "other": 0.0}
     assert (await pictures.get("large")).age == 0.0
 

@@ -9,6 +9,7 @@ import pytest
 
 from leasehold.server.protocol import LINGER, MAX_HEADERS, MAX_PIPELINED, Bodies, Rules
 from leasehold.server.settings import read
+from tests.support import probe_server
 from tests.support.echo_server import poll, serving
 from tests.support.timing import check_elapsed
 
@@ -190,12 +191,12 @@ def test_body_that_does_not_arrive_is_ended():
 def test_body_has_its_whole_time_after_a_slow_head():
     with serving(head_seconds=30, body_seconds=60) as app, connected(app) as slow:
         slow.sendall(b"POST /x HTTP/1.1\r\nHost: x\r\n")
-        poll(lambda: any(each._in_head for each in app.server.server_state.connections))
+        poll(lambda: any(probe_server.is_in_head(each) for each in app.server.server_state.connections))
         (protocol,) = app.server.server_state.connections
-        head_timer = protocol._timer
+        head_timer = probe_server.read_timer(protocol)
         slow.sendall(b"Content-Length: 1\r\nConnection: close\r\n\r\n")
-        poll(lambda: protocol._in_body and protocol._timer is not None)
-        assert protocol._timer is not head_timer
+        poll(lambda: probe_server.is_in_body(protocol) and probe_server.read_timer(protocol) is not None)
+        assert probe_server.read_timer(protocol) is not head_timer
         assert head_timer.cancelled()
         slow.sendall(b"x")
         assert parse(read_all(slow))[0] == 200
@@ -278,7 +279,7 @@ def test_pipeline_without_end_is_stopped_after_the_answer_under_way(echo):
         connection.sendall(GET.replace(b"/", b"/slow", 1) + GET * 1000)
         poll(lambda: echo.requests == ["/slow"])
         (protocol,) = echo.server.server_state.connections
-        poll(lambda: protocol._refused)
+        poll(lambda: probe_server.reads_no_more(protocol))
         assert len(protocol.pipeline) <= MAX_PIPELINED
         echo.gate.set()
         assert read_all(connection).count(b"HTTP/1.1 ") == 1

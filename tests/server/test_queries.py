@@ -8,8 +8,9 @@ import pytest
 import leasehold
 from leasehold.events import Event
 from leasehold.model import Holder, Holding
-from leasehold.server import feed, queries, schemas
+from leasehold.server import feed, schemas
 from leasehold.server.problems import TooMany
+from tests.support import probe_server
 from tests.support.certificates import Authority
 from tests.support.running_server import poll, running
 
@@ -129,7 +130,7 @@ def test_page_of_a_semaphore_with_a_long_queue_is_bounded(monkeypatch):
     ]
     tokens, cursor, pages = [], None, 0
     while pages == 0 or cursor is not None:
-        page = queries._page(found, 1000, queries._read_cursor(cursor), 0.0, False)
+        page = probe_server.make_locks_page(found, 1000, probe_server.read_cursor(cursor), 0.0, False)
         tokens += [each.token for each in page.holdings]
         assert 0 < sum(len(each.queue) for each in page.holdings) <= 100
         cursor, pages = page.cursor, pages + 1
@@ -146,8 +147,8 @@ def test_event_streams_of_one_caller_are_bounded_and_share_their_bytes(monkeypat
     other = events.watch("", "", "cron")
     for kind in ("renewed", "granted"):
         events(Event(kind, "memory", "", "a", 0.0))
-    (sent,) = other._unsent
+    (sent,) = probe_server.unsent(other)
     assert sent.startswith(b"event: granted\n")
-    assert all(stream._unsent[0] is sent for stream in mine)
+    assert all(probe_server.unsent(stream)[0] is sent for stream in mine)
     events.forget(mine[0])
     events.watch("", "b", "web")

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 import pytest
 
 from leasehold.core.names import hash_id
-from leasehold.server import calls, keys
+from leasehold.server import keys
 from leasehold.server.app import ROUTES
 from leasehold.server.keys import Right
+from tests.support import probe_server
 from tests.support.running_server import poll, running
 
 NAMESPACE, PREFIX = "shop", "orders/"
@@ -31,11 +32,11 @@ class Tenant:
     """A server, its operator's key, and a lease that another caller may or may not touch."""
 
     def __init__(self, server, path):
-        self.server, self._path = server, path
+        self.server, self.path = server, path
         self.operator = self.create("operator", "read,lock,break:*:")
 
     def create(self, who, *allow):
-        return keys.create(self._path, who, [Right.parse(text) for text in allow], now=datetime.now(UTC))
+        return keys.create(self.path, who, [Right.parse(text) for text in allow], now=datetime.now(UTC))
 
     def hold(self, namespace=NAMESPACE):
         """A new lease of the operator's, under a name of its own."""
@@ -217,7 +218,10 @@ WITHOUT_RIGHTS = {"/v1/traits", "/v1/calls", "/v1/stream", "/metrics"}  # any ke
 WITHOUT_KEY = {"/healthz", "/readyz", "/openapi.json"}
 CASES = [
     pytest.param(needed, run, id=f"{name.removeprefix('/v1/')}-{number}")
-    for table in (ROUTE_CASES, {f"calls-{name}": case for name, case in VERB_CASES.items() if name in calls._VERBS})
+    for table in (
+        ROUTE_CASES,
+        {f"calls-{name}": case for name, case in VERB_CASES.items() if name in probe_server.verbs_of_calls},
+    )
     for name, cases in table.items()
     for number, (needed, run) in enumerate(cases)
 ]
@@ -244,7 +248,7 @@ def test_only_a_right_that_covers_verb_and_name_permits(tenant, needed, run):
 
 def test_every_route_and_verb_has_its_case():
     assert set(ROUTES) == set(ROUTE_CASES) | WHOLE_NAMESPACE | WITHOUT_RIGHTS | WITHOUT_KEY
-    assert set(calls._VERBS) - {"ping"} <= set(VERB_CASES)
+    assert set(probe_server.verbs_of_calls) - {"ping"} <= set(VERB_CASES)
 
 
 def test_statistics_need_the_whole_namespace(tenant):
@@ -409,7 +413,7 @@ def test_revoked_key_is_refused_within_six_seconds_and_its_streams_end(tenant):
         tenant.server.stream("/v1/events?namespace=shop", key=key) as watching,
     ):
         wakeups.wait_for("hello")
-        keys.revoke(tenant._path, "leaver")
+        keys.revoke(tenant.path, "leaver")
         poll(lambda: tenant.server.get("/v1/traits", key=key).status == 401)
         lease = tenant.hold()  # an event: a stream that is never silent must end, too
         assert lease["name"] not in watching.read_to_end()

@@ -27,6 +27,7 @@ from leasehold.server.service import Service
 from leasehold.server.settings import LimitSettings, Settings, read
 from leasehold.server.spans import Spans
 from leasehold.telemetry import otel
+from tests.support import probe_logs, probe_server
 from tests.support import spans as support
 from tests.support.running_server import poll, running
 
@@ -102,7 +103,7 @@ def test_waiting_request_has_spans_for_each_attempt_and_wait(spans):
             await ask(app, "POST", "/v1/calls", [attempt(1)])
             body = {"namespace": "shop", "name": "orders/1", "id": "b" * 32, "wait": 30}
             waiting = asyncio.create_task(ask(app, "POST", "/v1/acquire", body))
-            while not app.service._waiting:
+            while not probe_server.waiting(app.service):
                 await asyncio.sleep(0)
             claim = {**attempt(1)["claim"], "ttl": 30}
             await ask(app, "POST", "/v1/calls", [{"do": "release", "claim": claim}])
@@ -197,13 +198,13 @@ def test_trace_of_a_grant_is_known_until_its_release():
 
     async def main() -> None:
         async with serving(None) as app:
-            passes_on = app._pass_on
+            passes_on = getattr(*probe_server.PASS_ON.of(app))
 
             def note(event: Event, request: Request) -> None:
                 found.append((event.kind, tracing.find(event.fingerprint)))
                 passes_on(event, request)
 
-            app._pass_on = note
+            setattr(*probe_server.PASS_ON.of(app), note)
             await ask(app, "POST", "/v1/calls", [attempt(1, traceparent=PARENT)])
             for _ in range(2):
                 await ask(app, "POST", "/v1/calls", [{**attempt(1), "do": "release"}])
@@ -228,11 +229,11 @@ def test_dashboard_links_a_grant_to_its_trace(url):
 
 
 def test_leases_whose_trace_is_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr(tracing, "_of_leases", {})
-    monkeypatch.setattr(tracing, "_MAX_LEASES", 3)
+    monkeypatch.setattr(*probe_logs.TRACED_LEASES, {})
+    monkeypatch.setattr(*probe_logs.MAX_TRACED_LEASES, 3)
     for number in range(10):
         tracing.remember(f"f{number}", TRACE)
-    assert list(tracing._of_leases) == ["f7", "f8", "f9"]
+    assert list(getattr(*probe_logs.TRACED_LEASES)) == ["f7", "f8", "f9"]
 
 
 def is_whole(spans: list[support.Received]) -> bool:

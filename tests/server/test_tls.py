@@ -13,6 +13,7 @@ import pytest
 from leasehold.errors import ConfigError
 from leasehold.server.settings import TLSFiles
 from leasehold.server.tls import Certificates, names_in
+from tests.support import probe_server
 from tests.support.certificates import Authority
 from tests.support.echo_server import serving
 
@@ -105,8 +106,8 @@ def test_certificate_that_expires_on_an_open_connection_names_no_caller(authorit
         with connection(app, context) as caller:
             assert exchange(caller)[0] == ["web.internal"]
             (protocol,) = app.server.server_state.connections
-            assert protocol._names_until > time.time()
-            protocol._names_until = time.time() - 1
+            assert probe_server.names_until(protocol) > time.time()
+            probe_server.set_names_until(protocol, time.time() - 1)
             assert exchange(caller)[0] == []
 
 

@@ -9,6 +9,8 @@ from leasehold.client import any_of
 from leasehold.client.attempt_limit import AttemptLimit
 from tests.support.probe import Place
 
+FIRST_REPORT_AFTER = Place(acquire, "_FIRST_REPORT")  # seconds of waiting, until the caller is told for whom
+
 # Steps of a pool that tests watch, or during which they do harm.
 ATTEMPT_EACH = Place(any_of._PoolAcquire, "_attempt_each")
 FIRST_GRANT = Place(any_of, "_first_grant")  # waits for it

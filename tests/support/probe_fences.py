@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from leasehold import fences
-from leasehold.fences import HTTPObjects
+from leasehold.fences import File, HTTPObjects
 from leasehold.fences.etcd import EtcdLockFence
 from leasehold.fences.token_file import TokenFile
 from leasehold.fences.zookeeper import ZooKeeperLockFence
@@ -14,6 +14,7 @@ from tests.support.probe import Place
 PUBLIC_NAMES = fences._MODULES  # and the module that each one is loaded from
 LOCK_NODE_PATH = Place(ZooKeeperLockFence, "_lock_node_path")  # finds the node of the lease's lock
 OPEN = Place(TokenFile, "_open")
+REPLACE = Place(File, "_replace")  # the file by its new content
 
 
 def gateway(fence: EtcdLockFence) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from leasehold.http.fence_middleware import MemoryTokens
+from leasehold.http.idempotency import IdempotencyKey
 
 
-def client_of(middleware: Any) -> Any:
+def client_of(middleware: IdempotencyKey) -> Any:
     """The client whose records an `IdempotencyKey` uses."""
     return middleware._client
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 from leasehold.engines.mysql import connect, engine, listener
 from leasehold.engines.mysql.engine import MysqlEngine
 from leasehold.engines.mysql.listener import MyListener
+from leasehold.engines.mysql.session import MySession
 from tests.support import probe
 from tests.support.probe import Place
 from tests.support.probe_sql import AnyEngine
@@ -21,7 +22,7 @@ def remembered_tokens(user: AnyEngine) -> dict[str, int]:
     return cast(MysqlEngine, probe.engine(user))._tokens
 
 
-def pretend_received(session: Any, data: bytes) -> None:
+def pretend_received(session: MySession, data: bytes) -> None:
     """As if the server had sent this before the next call."""
     session._buffer += data
 

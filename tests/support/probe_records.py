@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from leasehold.records.cron import CronTicks
 from leasehold.records.stores import zookeeper
+from leasehold.records.stores.engine_store import EngineStore
 from leasehold.records.stores.memory import MemoryStore
+from leasehold.records.stores.sql import SqlStore
 from leasehold.records.stores.zookeeper import ZookeeperStore
 from leasehold.runtime.base import Mutex, Runtime, run_sync
 from tests.support.probe import Place
@@ -19,12 +22,11 @@ READ = Place(ZookeeperStore, "_read")
 ROOT = Place(ZookeeperStore, "_root")  # the node below which all records are
 
 
-def runtime_of(store: Any) -> Runtime:
-    found: Runtime = store._runtime
-    return found
+def runtime_of(store: EngineStore | MemoryStore | SqlStore) -> Runtime:
+    return store._runtime
 
 
-def engine_of(store: Any) -> Any:
+def engine_of(store: EngineStore) -> Any:
     """The engine whose connection the store uses."""
     return store._engine()
 
@@ -52,7 +54,6 @@ def process_id(store: MemoryStore) -> int:
     return store._pid
 
 
-def tick_times(ticks: Any, after: int) -> Iterator[int]:
+def tick_times(ticks: CronTicks, after: int) -> Iterator[int]:
     """The times of a cron expression."""
-    found: Iterator[int] = ticks._times(after)
-    return found
+    return ticks._times(after)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 from leasehold.engines.redis import bounded_reader, discovery, health
 from leasehold.engines.redis.bounded_reader import BoundedReader
-from leasehold.engines.redis.cluster import NodeSlotMap, SlotMap
-from leasehold.engines.redis.cluster_pubsub import NodeListener
+from leasehold.engines.redis.cluster import ClusterTopology, NodeSlotMap, SlotMap
+from leasehold.engines.redis.cluster_pubsub import ClusterSubscriptions, NodeListener
 from leasehold.engines.redis.connections import BlockingPool, TaskSemaphore
 from leasehold.engines.redis.discovery import DiscoveryNode
 from leasehold.engines.redis.engine import RedisEngine
 from leasehold.engines.redis.pubsub import PubSubListener
-from leasehold.engines.redis.sentinel import Primary, SentinelSet, SwitchWatcher
+from leasehold.engines.redis.sentinel import Primary, SentinelPubSub, SentinelSet, SentinelTopology, SwitchWatcher
 from leasehold.engines.redis.server import RedisEndpoint
+from leasehold.engines.redis.topology import SingleServer
 from leasehold.engines.registry import RecheckTimer
 from tests.support import probe
 from tests.support.probe import AnyClient, Place
@@ -60,38 +62,33 @@ def engine_of(user: AnyEngine) -> RedisEngine:
 
 
 def subscriptions(client: AnyClient) -> Any:
-    """What the client listens with, which its two engine instances share."""
+    """What the client listens with, which its two engine instances share: of another class for each deployment."""
     return probe.engine_state(client)["redis"].subscriptions
 
 
 # ------------------------------------------------------------------- servers
 
 
-def topology(user: AnyEngine) -> Any:
-    """Where the servers are, and the connections to them."""
-    return engine_of(user)._topology
-
-
 def drop_connections(user: AnyEngine) -> None:
     """Of a client with Sentinel: let the next call connect to the primary that is known."""
-    topology(user)._connections.drop_connections()
+    connections = cast(SentinelTopology, engine_of(user)._topology)._connections
+    assert connections is not None
+    connections.drop_connections()
 
 
 def only_server(user: AnyEngine) -> RedisEndpoint:
-    server: RedisEndpoint = topology(user)._server
-    return server
+    return cast(SingleServer, engine_of(user)._topology)._server
 
 
 def known_by_cluster_client(user: AnyEngine) -> tuple[Any, ...]:
     """What a client of a cluster remembers for each node: connections, servers, nodes that it may ask."""
-    found = topology(user)
+    found = cast(ClusterTopology, engine_of(user)._topology)
     return found._connections, found._slot_map._servers, found._slot_map._nodes
 
 
-def node_listeners(client: AnyClient) -> dict[Any, NodeListener]:
+def node_listeners(client: AnyClient) -> Mapping[Any, NodeListener]:
     """Of a client of a cluster: its listeners, by the node's address."""
-    found: dict[Any, NodeListener] = subscriptions(client)._listeners
-    return found
+    return cast(ClusterSubscriptions, subscriptions(client))._listeners
 
 
 def parse_slots(slot_map: SlotMap, node: DiscoveryNode, replies: list[Any]) -> NodeSlotMap:
@@ -103,8 +100,7 @@ def parse_slots(slot_map: SlotMap, node: DiscoveryNode, replies: list[Any]) -> N
 
 def switch_watcher(client: AnyClient) -> SwitchWatcher:
     """The listener that sentinels tell of a new primary."""
-    watcher: SwitchWatcher = subscriptions(client)._switch_watcher
-    return watcher
+    return cast(SentinelPubSub, subscriptions(client))._switch_watcher
 
 
 def watched_sentinel(client: AnyClient) -> int:
@@ -113,8 +109,7 @@ def watched_sentinel(client: AnyClient) -> int:
 
 
 def sentinels(client: AnyClient) -> SentinelSet:
-    found: SentinelSet = subscriptions(client)._sentinels
-    return found
+    return cast(SentinelPubSub, subscriptions(client))._sentinels
 
 
 def update_primary(sentinels: SentinelSet, latest: Primary) -> None:

@@ -16,6 +16,7 @@ from leasehold.server.history import History
 from leasehold.server.limits import Bodies, Limits
 from leasehold.server.picture import Pictures
 from leasehold.server.protocol import Protocol
+from leasehold.server.routes import Stream
 from leasehold.server.service import Service
 from tests.support.probe import Place
 
@@ -23,11 +24,11 @@ KEEP_CHANNEL = Place(stream, "_KEEP_CHANNEL")  # seconds without a tab
 PAGE_BYTES = Place(calls, "_PAGE_BYTES")  # of one page of a listing
 
 # Steps that tests watch, or during which they do harm.
-CONTEXT = Place(Dashboard, "_context")  # the data of a page
+CONTEXT = Place(Dashboard, "_context")  # makes the data of a page
 FRAME = Place(Dashboard, "_frame")  # renders a page
 IS_SERVED = Place(run, "_is_served")  # whether a process listens at a Unix socket
 NEW_OWNER = Place(incidents, "_new_owner")
-PASS_ON = Place(App, "_pass_on")  # events to their readers
+PASS_ON = Place(App, "_pass_on")  # an event, to the feed, the metrics and the audit file
 
 make_page = calls._page
 verbs_of_calls = calls._VERBS
@@ -112,8 +113,8 @@ def read_timer(protocol: Protocol) -> Any:
     return protocol._timer
 
 
-def was_refused(protocol: Protocol) -> bool:
-    """Whether the connection was answered that it is one too many, or its request too much."""
+def reads_no_more(protocol: Protocol) -> bool:
+    """Whether the connection closes after the answer under way."""
     return protocol._refused
 
 
@@ -126,10 +127,9 @@ def set_names_until(protocol: Protocol, at: float) -> None:
     protocol._names_until = at
 
 
-def unsent(stream: Any) -> list[Any]:
+def unsent(stream: Stream[Any]) -> list[Any]:
     """What the stream has not sent yet."""
-    items: list[Any] = stream._unsent
-    return items
+    return stream._unsent
 
 
 # ---------------------------------------------------------- what it remembers

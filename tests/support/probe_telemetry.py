@@ -9,6 +9,7 @@ from leasehold.telemetry.audit import file as audit_file
 from leasehold.telemetry.audit import tail
 from leasehold.telemetry.engine_health import EngineHealth
 from leasehold.telemetry.groups import Groups
+from leasehold.telemetry.otel import Hook
 from tests.support.probe import Place
 
 FILE_LOCK_SECONDS = Place(text_file, "_LOCK_SECONDS")  # how long a process waits for another to write the file
@@ -19,17 +20,17 @@ otel_counters = otel._COUNTERS
 otel_gauges = otel._GAUGES
 
 
-def open_acquires(hook: Any) -> Any:
+def open_acquires(hook: Hook) -> Any:
     """The spans of acquires that have not ended."""
     return hook._acquiring
 
 
-def open_holds(hook: Any) -> Any:
+def open_holds(hook: Hook) -> Any:
     """The spans of leases that have not ended."""
     return hook._leases
 
 
-def early_ends(hook: Any) -> Any:
+def early_ends(hook: Hook) -> Any:
     """The losses of leases whose grant was not reported yet."""
     return hook._early
 

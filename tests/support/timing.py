@@ -84,7 +84,7 @@ class MeasuredTests:
             first = next(report for report in reports if report.failed)
             before = _cpu_waits()
             reports = runtestprotocol(item, nextitem=nextitem, log=False)
-            waited = _average_wait(before, _cpu_waits())
+            waited = average_wait(before, _cpu_waits())
             for report in reports:
                 report.sections.append(("The first run failed", first.longreprtext))
                 if report.failed and waited > _BUSY:
@@ -155,7 +155,7 @@ def _cpu_waits() -> dict[str, tuple[int, int]]:
     return found
 
 
-def _average_wait(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> float:
+def average_wait(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> float:
     """Seconds that a thread waited for a processor, on average each time it was ready. 0 if that is unknown."""
     waited = times = 0
     for thread, (ended_waited, ended_times) in after.items():

@@ -19,7 +19,7 @@ import tests.support.timing as timing
 def pytest_configure(config):
     config.addinivalue_line("markers", "measured: set by the plug-in")
     config.pluginmanager.register(timing.MeasuredTests())
-    timing._average_wait = lambda before, after: {wait}
+    timing.average_wait = lambda before, after: {wait}
 """
 
 _BROKEN_PROMISE = """

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.support.metric_samples import samples
+from tests.support.paths import child_environment
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -188,9 +189,9 @@ def test_messages_are_json_with_the_log_format(shell):
 def test_run_that_waits_says_for_whom_unless_quiet(shell, option, prints, tmp_path):
     """After 10 seconds; here after a moment."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import leasehold.client.acquire as acquire\nacquire._FIRST_REPORT = 0.2\n"
+        "from tests.support import probe_acquire\nsetattr(*probe_acquire.FIRST_REPORT_AFTER, 0.2)\n"
     )
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = f"{tmp_path}{os.pathsep}{child_environment()['PYTHONPATH']}"
     holder = shell.hold("job", "--holder", "web-3")
     shell.environment["PYTHONPATH"] = path
     waiter = shell.start(*option, "run", "job", "-w", "2", "--", "true")

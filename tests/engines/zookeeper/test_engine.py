@@ -25,6 +25,7 @@ from leasehold.testing.conformance.context import CaseContext
 from leasehold.testing.conformance.rig import RUNTIMES
 from leasehold.testing.conformance.suite import all_cases, rig_or_skip, run_case
 from tests.support import probe, probe_zookeeper
+from tests.support.paths import child_environment
 from tests.support.timing import check_elapsed
 
 
@@ -257,12 +258,14 @@ def test_exiting_process_without_leases_closes_its_session(url, root, kazoo, kep
     """A session that holds a lease stays: a thread may have worked under it until the very end."""
     code = f"""
 import leasehold, threading
+from tests.support import probe_zookeeper
 client = leasehold.Client({url!r})
 lease = client.lock("a").acquire()
 if not {kept}: lease.release()
-print(client._core.registry.shared["zookeeper"].session_id)
+print(probe_zookeeper.session(client).session_id)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     dumped = kazoo.command(b"dump")
     assert (f"{int(done.stdout):#x}" in dumped) == kept, dumped

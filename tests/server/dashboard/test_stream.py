@@ -10,6 +10,7 @@ from leasehold.server.dashboard import stream
 from leasehold.server.dashboard.routes import PAGES
 from leasehold.server.limits import MAX_LISTS
 from leasehold.server.messages import EventStream
+from tests.support import probe_server
 from tests.support.dashboard import events, in_loop, new_key, serving
 
 QUERIES = [*(f"page={page.key}" for page in PAGES.values()), "page=locks&name=orders/42"]
@@ -103,9 +104,9 @@ async def test_row_that_changed_is_sent_without_the_others():
 async def test_tabs_with_the_same_page_share_one_rendering(monkeypatch):
     async with serving() as site:
         rendered = []
-        original = site.app.dashboard._frame
+        original = getattr(*probe_server.FRAME.of(site.app.dashboard))
         monkeypatch.setattr(
-            site.app.dashboard, "_frame", lambda *given: rendered.append(given[0].key) or original(*given)
+            *probe_server.FRAME.of(site.app.dashboard), lambda *given: rendered.append(given[0].key) or original(*given)
         )
         async with contextlib.AsyncExitStack() as stack:
             tabs = [await stack.enter_async_context(tab(site, "page=locks")) for _ in range(20)]
@@ -130,7 +131,7 @@ async def test_many_different_pages_share_a_tenth_of_a_core(monkeypatch):
     streams = stream.Streams(lambda: now, lambda: now, lambda: "id")
     for number in range(100):
         streams.open(number, render, "", "shop", lambda: True)
-    channels = list(streams._channels.values())
+    channels = list(probe_server.channels(streams).values())
     for each in channels:
         await each.advance()
     before = spent
@@ -146,8 +147,10 @@ async def test_new_pages_of_one_caller_are_not_rendered_all_at_once(monkeypatch)
     """A hundred connections that opened ever new pages held up the renewals of others for six seconds."""
     async with serving() as site, contextlib.AsyncExitStack() as stack:
         rendered = []
-        original = site.app.dashboard._frame
-        monkeypatch.setattr(site.app.dashboard, "_frame", lambda *given: rendered.append(1) or original(*given))
+        original = getattr(*probe_server.FRAME.of(site.app.dashboard))
+        monkeypatch.setattr(
+            *probe_server.FRAME.of(site.app.dashboard), lambda *given: rendered.append(1) or original(*given)
+        )
         tabs = [await stack.enter_async_context(tab(site, f"page=locks&which={number}")) for number in range(30)]
         frames = asyncio.gather(*map(frame, tabs))
         while not frames.done():
@@ -165,19 +168,19 @@ async def test_few_pages_are_kept_for_tabs_that_may_come_back(monkeypatch):
         for number in range(12):
             async with tab(site, f"page=locks&which={number}") as other:
                 assert (await frame(other))[0] == "frame"
-        assert len(site.app.dashboard.streams._channels) == 5
+        assert len(probe_server.channels(site.app.dashboard.streams)) == 5
         assert (await frame(opened))[0] == "frame"
 
 
 @in_loop
 async def test_pages_without_a_tab_are_forgotten(monkeypatch):
     """They stayed until another tab was opened: half a megabyte each."""
-    monkeypatch.setattr(stream, "_KEEP_CHANNEL", 0.0)
+    monkeypatch.setattr(*probe_server.KEEP_CHANNEL, 0.0)
     async with serving() as site:
         async with tab(site, "page=locks") as opened:
             await frame(opened)
         async with asyncio.timeout(60):
-            while site.app.dashboard.streams._channels:
+            while probe_server.channels(site.app.dashboard.streams):
                 await asyncio.sleep(0.01)
 
 
@@ -189,7 +192,7 @@ async def test_caller_with_too_many_tabs_is_refused_another(monkeypatch):
             await stack.enter_async_context(tab(site, "page=locks"))
         assert (await site.request("GET", "/ui/stream?page=owners")).status == 429
         assert (await site.request("GET", "/owners")).status == 200, "it can poll"
-        site.app.dashboard.streams._tabs.pop().close()
+        probe_server.tabs(site.app.dashboard.streams).pop().close()
         async with tab(site, "page=owners") as opened:
             assert (await frame(opened))[0] == "frame"
 
@@ -316,5 +319,5 @@ async def test_page_that_cannot_be_rendered_becomes_resync(monkeypatch):
         async def broken(*_):
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(site.app.dashboard, "_context", broken)
+        monkeypatch.setattr(*probe_server.CONTEXT.of(site.app.dashboard), broken)
         assert (await frame(opened))[0] == "resync"
