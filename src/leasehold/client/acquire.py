@@ -103,6 +103,11 @@ class AcquireRequest(Generic[L]):
         "wait", "waited", "waiting_deadlocks",
     )  # fmt: skip
 
+    engine: Engine  # to send the next attempt to
+    asked_at: float  # when the last attempt was sent
+    connection_epoch: object  # the registry's, at that time
+    search: WaitSearch | None  # for deadlocks, if the lock asks for that, while it waits
+
     def __init__(
         self,
         lock: BaseLock[Any],
@@ -116,14 +121,11 @@ class AcquireRequest(Generic[L]):
         self.claim = claim  # after a late grant or an unanswered attempt, one with another id
         self.waiting_deadlocks = waiting_deadlocks  # the same thread or task holds the name: granted at once or never
         self.get_engine = get_engine  # raises to end the wait, as when the client is closed
-        self.engine: Engine  # to send the next attempt to
         self.deadline = timing.NEVER if wait is None else began + wait
         self.may_wait = wait != 0 and not waiting_deadlocks
         self.retries = self.may_wait and lock.options.on_unavailable == "wait"
         # What the engine may know of the claim: an attempt was sent and is not answered, or the claim is in the queue.
         self.sent = self.queued = False
-        self.asked_at = 0.0  # when the last attempt was sent
-        self.connection_epoch: object = None  # the registry's, at that time
         self.busy: Busy | None = None  # the last answer, if it was that
         self.late_grants = 0
         self.failures = 0  # attempts since the last answer
@@ -131,7 +133,6 @@ class AcquireRequest(Generic[L]):
         self.waited = False  # the claim had to wait in the queue
         self.position: int | None = None  # when it joined the queue
         self.reports = 0  # lines logged while it waits
-        self.search: WaitSearch | None = None  # for deadlocks, if the lock asks for that, while it waits
 
     # ------------------------------------------------------------ sending
 
