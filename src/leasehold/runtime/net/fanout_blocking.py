@@ -33,6 +33,7 @@ from leasehold.runtime.net.blocking import (
     SocketAddress,
 )
 from leasehold.runtime.net.host_names import LookUp, Target, start_look_up
+from leasehold.runtime.net.tls_socket import OverheadLimit, TlsMemory
 from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
 _LONGEST_POLL: Final = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
@@ -95,8 +96,8 @@ class MemoryTls:
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
         self._sock = sock
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._tls, self._incoming, self._outgoing = TlsMemory.begin(context, host)
+        self._overhead = OverheadLimit()
         self._begun = False
 
     def shake_hands(self) -> bool:
@@ -118,10 +119,14 @@ class MemoryTls:
     def recv(self, size: int) -> bytes:
         """As of a socket: raises one of WOULD_BLOCK if there is nothing to read."""
         self._receive(size)
-        data = self._tls.read(size)
-        with suppress(ssl.SSLWantReadError):
+        received, data = self._incoming.pending, b""
+        try:
             while more := self._tls.read(size):
                 data += more
+        except ssl.SSLWantReadError:
+            self._overhead.check(received, bool(data), self._outgoing.pending)
+            if not data:
+                raise
         return data
 
     def _receive(self, size: int) -> None:
