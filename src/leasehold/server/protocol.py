@@ -31,6 +31,7 @@ BATCH_PATHS: Final = frozenset({b"/v1/calls", b"/v1/renew-many"})
 MAX_HEADERS: Final = 100
 MAX_PIPELINED: Final = 16  # requests that wait behind one that is being answered
 LINGER: Final = 1.0  # seconds in which a refused caller can read why, before the connection is closed
+_MAX_LINGERING: Final = 100  # connections above the limit that are told so; further ones are closed at once
 _MAX_DISCARDED: Final = 1024 * 1024  # bytes of a refused caller that are read and dropped
 
 # Headers that must not be repeated: two parsers could choose different ones.
@@ -112,6 +113,10 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self._rules.connections and not self._close_a_stranger():
             self._count_refusal("connections")
+            if len(self.connections) > self._rules.connections + _MAX_LINGERING:
+                self._refused = True
+                self.loop.call_soon(transport.abort)
+                return
             self._refuse(ServerOverloaded(f"this server has {self._rules.connections} connections open: retry"))
             return
         if (connection := transport.get_extra_info("ssl_object")) is not None:
