@@ -543,9 +543,9 @@ def use_sentinels(cert: str) -> None:
 
 
 def use_mysql(cert: str) -> None:
-    from leasehold.engines.mysql.connect import _PyMySQLConnection
+    from leasehold.engines.mysql.driver import SafeConnection
 
-    _PyMySQLConnection.__new__(_PyMySQLConnection)._create_ssl_ctx({"cert": cert, "key": cert})
+    SafeConnection.__new__(SafeConnection)._create_ssl_ctx({"cert": cert, "key": cert})
 
 
 def use_zookeeper(cert: str) -> None:
