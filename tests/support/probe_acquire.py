@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-from leasehold.client import any_of
+from leasehold.client import acquire, any_of
 from leasehold.client.attempt_limit import AttemptLimit
 from tests.support.probe import Place
 

@@ -43,5 +43,7 @@ def encode_record(record: Record) -> bytes:
     return record.version.encode("ascii") + record.data
 
 
-def parse_record(value: bytes) -> Record:
+def parse_record(value: object) -> Record:
+    if not isinstance(value, bytes):  # a server may send anything
+        return check_record(None, None)
     return check_record(value[:VERSION_LENGTH].decode("latin-1"), value[VERSION_LENGTH:])

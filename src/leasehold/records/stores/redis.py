@@ -60,6 +60,8 @@ class RedisStore(EngineStore):
         # finds out by its version.
         call = _call(_WRITE, key, arguments, deadline)._replace(retries_left=0, confirm=True)
         reply, confirmed = await executor.execute_with_retries(call)
+        if reply not in (0, 1):
+            raise Unavailable("the Redis server sent an invalid reply", engine="redis")
         if reply == 1 and not confirmed:
             raise Unavailable(
                 f"the Redis server could not confirm that {executor.min_replicas} of its replicas have this record",

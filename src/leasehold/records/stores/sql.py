@@ -82,7 +82,9 @@ class Table:
 
     async def read(self, connection: Any, key: str, locking: bool = False) -> Record | None:
         rows, _ = await self.dialect.run(connection, self._locking_read if locking else self._read, {"key": key})
-        return check_record(*rows[0]) if rows else None
+        if not rows:
+            return None
+        return check_record(*rows[0]) if len(rows[0]) == 2 else check_record(None, None)  # a server may send anything
 
     async def write(self, connection: Any, key: str, record: Record, expected_version: str, keep: float | None) -> bool:
         data = self.dialect.encode_data(record.data)
