@@ -156,7 +156,7 @@ def test_delayed_requests_arrive_late_and_in_order(proxy: Proxy) -> None:
         proxy.delay = lambda: next(delays)
         began = time.monotonic()
         connection.sendall(b"one\n")
-        poll(lambda: len(proxy._delayed) == 1, 10, lambda: "the first request is delayed")
+        poll(lambda: len(proxy._delayed) == 1, 60, lambda: "the first request is delayed")
         connection.sendall(b"two\n")
         answer = receive(connection)
         assert time.monotonic() - began >= 0.3
@@ -172,8 +172,8 @@ def test_cut_proxy_drops_delayed_requests(proxy: Proxy) -> None:
     with connect(proxy.port) as connection:
         proxy.delay = lambda: 0.2
         connection.sendall(b"one\n")
-        poll(lambda: bool(proxy._delayed), 10, lambda: "the request is delayed")
+        poll(lambda: bool(proxy._delayed), 60, lambda: "the request is delayed")
         proxy.cut()
-        poll(lambda: not proxy._delayed, 10, lambda: "the request is due")
+        poll(lambda: not proxy._delayed, 60, lambda: "the request is due")
         proxy.restore()
         assert receive(connection) == b""

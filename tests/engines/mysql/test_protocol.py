@@ -30,7 +30,7 @@ def test_malformed_reply_is_unavailable(mysql) -> None:
     with Client(mysql.url()) as first:
         first.inspect()
     try:
-        with Client(mysql.url(port=proxy.port), call_timeout=3) as client:
+        with Client(mysql.url(port=proxy.port), call_timeout=8) as client:
             client.ping()
             session = probe.engine(client)._connection._session
             session._buffer += b"\x05\0\0\x01\x01\xfc\xff"  # as if the server had sent it earlier

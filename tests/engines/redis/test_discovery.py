@@ -521,7 +521,7 @@ def test_users_with_documented_permissions_can_use_every_call(rights, caplog) ->
             listener = probe.engine_state(one)["redis"].subscriptions
             poll(
                 lambda: listener.active and listener._switch_watcher.active,
-                10,
+                60,
                 lambda: "both subscriptions are permitted",
             )
             assert other.break_lock("job", token=lease.token)
