@@ -64,7 +64,7 @@ oldest: $(VENV)/.oldest servers ## the tests of the integrations, with the oldes
 	$(VENV)/oldest/bin/python -m pytest -n 2 -m "not faults" tests/integrations $(ARGS)
 
 .PHONY: slow
-slow: $(VENV)/.installed servers ## where the processor time of the first tier goes, whatever else the machine does
+slow: $(VENV)/.installed servers ## where the time of the first tier goes: processor time, and waiting
 	$(PY) $(PYTEST) -q -p tools.slow $(ARGS)
 
 .PHONY: busy

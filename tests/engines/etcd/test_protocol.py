@@ -366,7 +366,7 @@ class FakeServer:
         self._listener.close()
         for connection in self._connections:
             connection.close()
-        self._thread.join(5)
+        self._thread.join(60)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def test_bytes_behind_a_reply_are_no_part_of_the_next(mysql) -> None:
     with Client(mysql.url()) as first:
         first.inspect()
     try:
-        with Client(mysql.url(port=proxy.port), call_timeout=3) as client:
+        with Client(mysql.url(port=proxy.port), call_timeout=8) as client:
             client.ping()
             session = probe_sql.session(client)
             probe_mysql.pretend_received(session, b"\x05\0\0\x01\x01\xfc\xff")  # as if the server had sent it earlier
