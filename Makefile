@@ -64,11 +64,11 @@ oldest: $(VENV)/.oldest servers ## the tests of the integrations, with the oldes
 	$(VENV)/oldest/bin/python -m pytest -n 2 -m "not faults" tests/integrations $(ARGS)
 
 .PHONY: slow
-slow: $(VENV)/.installed servers ## where the processor time of the first tier goes, whatever else the machine does
+slow: $(VENV)/.installed servers ## where the time of the first tier goes: processor time, and waiting
 	$(PY) $(PYTEST) -q -p tools.slow $(ARGS)
 
 .PHONY: busy
-busy: $(VENV)/.installed servers ## the first tier beside four busy loops, with the failures of each run: make busy ARGS="--runs 20"
+busy: $(VENV)/.installed servers ## the first tier beside four busy loops, with the failures of each run: make busy ARGS="--runs 20 --record FILE"
 	$(PY) tools/busy.py -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: bench

@@ -83,6 +83,7 @@ ALLOWED = {
         "dbapi",
         "engines.base",
         "engines.etcd",  # stores use the connections of the engines
+        "engines.mysql",
         "engines.redis",
         "engines.sqlite.location",  # both resolve file paths the same way
         "engines.zookeeper",
@@ -90,6 +91,7 @@ ALLOWED = {
         "events",
         "model",
         "runtime.base",
+        "runtime.net.host_names",
     },
     # the two APIs combine clients, records and engines
     "blocking": {"client", "config", "core", "engines", "errors", "events", "model", "records", "runtime"},

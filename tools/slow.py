@@ -1,8 +1,10 @@
-"""A pytest plug-in that reports where a run's processor time goes: `make slow`, `make slow ARGS=tests/core`.
+"""A pytest plug-in that reports where a run's time goes: `make slow`, `make slow ARGS=tests/core`.
 
-Wall time depends on what else runs on the machine, so it says little about what a test costs. This plug-in measures for
-each test the processor time of its worker and of all processes below it, running or ended, and the wall time. What the
-shared servers of the run use is reported by program, because tests of several workers use them at the same time.
+A run is limited by the processors, or by its workers: most of a test with a server is waiting, for a ttl, say. So this
+plug-in measures for each test the processor time of its worker and of all processes below it, running or ended, and the
+wall time; the rest of the wall time is waiting. On a busy machine that includes waiting for a processor, so it says
+little there. What the shared servers of the run use is reported by program, because tests of several workers use them
+at the same time.
 """
 
 from __future__ import annotations
@@ -76,19 +78,21 @@ class Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         write = terminalreporter.write_line
-        terminalreporter.section("processor time")
-        write(f"{self._cpu.total():9.1f} s  in {len(self._cpu)} tests")
+        terminalreporter.section("processor time, and waiting")
+        waited = self._wall.total() - self._cpu.total()
+        write(f"{self._cpu.total():9.1f} s  in {len(self._cpu)} tests, which waited {waited:.1f} s in all")
         write(f"{sum(self._collection):9.1f} s  to collect them, in {len(self._collection)} workers")
         write(f"{self._servers.total():9.1f} s  in shared servers: {_listed(self._servers)}")
         for title, group in {"file": _file, "function": _function, "test": str}.items():
-            cpu, wall, count = Counter[str](), Counter[str](), Counter[str]()
+            cpu, waits, count = Counter[str](), Counter[str](), Counter[str]()
             for name in self._cpu:
                 cpu[group(name)] += self._cpu[name]
-                wall[group(name)] += self._wall[name]
+                waits[group(name)] += self._wall[name] - self._cpu[name]
                 count[group(name)] += 1
-            write(f"\nprocessor s    wall s  tests  {title}")
-            for name, seconds in cpu.most_common(ROWS):
-                write(f"{seconds:11.1f} {wall[name]:9.1f} {count[name]:6}  {name}")
+            for order, by in (("processor time", cpu), ("waiting", waits)):
+                write(f"\nprocessor s  waited s  tests  {title}, by {order}")
+                for name, _ in by.most_common(ROWS):
+                    write(f"{cpu[name]:11.1f} {waits[name]:9.1f} {count[name]:6}  {name}")
 
 
 def _listed(seconds: Counter[str]) -> str:

@@ -6,6 +6,7 @@ Exit status: 0 if the run was valid, 1 if it broke a promise, 2 if it could not 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import subprocess
@@ -27,6 +28,7 @@ from leasehold.testing import Absent
 
 VALID, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 SEEDS: Final = 3
+SOAK_SECONDS: Final = 600.0
 _ISOLATED: Final = "LEASEHOLD_LAB_ISOLATED"  # set in a process that has namespaces of its own
 
 
@@ -64,6 +66,14 @@ def count(text: str) -> int:
     return number
 
 
+def date(text: str) -> str:
+    """As the evidence has it, so that texts compare as dates do."""
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a date like 2026-11-19") from None
+
+
 def crowd_size(text: str) -> int:
     number = count(text)
     if number % CONTENDERS:
@@ -78,7 +88,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "fault", nargs="?", metavar="FAULT[,FAULT]", help=f"{', '.join([*FAULTS, 'soak'])}; several follow one another"
     )
-    parser.add_argument("--seconds", type=positive, help="inject faults for this long (default: 20; a soak: 600)")
+    parser.add_argument(
+        "--seconds", type=positive, help=f"inject faults for this long (default: 20; a soak: {SOAK_SECONDS:.0f})"
+    )
     parser.add_argument("--seed", type=int, default=1, help="decides what is chosen at random (default: 1)")
     parser.add_argument("--crowd", type=crowd_size, default=CROWD, metavar="N", help=f"tasks of `crowd` ({CROWD})")
     parser.add_argument(
@@ -90,12 +102,19 @@ def parse_arguments() -> argparse.Namespace:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--plain", action="store_true", help="no fence at the account")
     mode.add_argument("--fenced", action="store_false", dest="plain", help="a fence at the account (default)")
-    parser.add_argument("--keep", action="store_true", help=f"add the result to {evidence.EVIDENCE.name}")
+    parser.add_argument(
+        "--keep",
+        action=argparse.BooleanOptionalAction,
+        help=f"add the result to {evidence.EVIDENCE.name} (default: of a soak of {SOAK_SECONDS:.0f} s or more, yes)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--history", metavar="FILE", help="write everything that was recorded there, as JSON lines")
     parser.add_argument("--matrix", action="store_true", help="all cells that are not in the evidence yet (default)")
     parser.add_argument("--seeds", type=count, default=SEEDS, help=f"of the matrix: seeds per cell (default: {SEEDS})")
     parser.add_argument("--jobs", type=count, default=2, help="of the matrix: cells side by side (default: 2)")
+    parser.add_argument(
+        "--older-than", type=date, metavar="DATE", help="of the matrix: run those again that are older (2026-11-19)"
+    )
     parser.add_argument(
         "--only", action="append", choices=words, metavar="WORD", help="of the matrix: only this engine or fault"
     )
@@ -112,7 +131,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"give an engine ({', '.join(SETUPS)}) and a fault ({', '.join([*FAULTS, 'soak'])})")
     if found.keep and len(found.faults) > 1:
         parser.error("--keep: the evidence has the results of single faults")
-    found.seconds = found.seconds or (600.0 if found.fault == "soak" else 20.0)
+    soaks = found.fault == "soak"
+    found.seconds = found.seconds or (SOAK_SECONDS if soaks else 20.0)
+    if found.keep is None:  # nobody should have to repeat ten minutes for an option
+        found.keep = soaks and found.seconds >= SOAK_SECONDS
     return found
 
 
@@ -203,7 +225,8 @@ def explain_soak(residue: Residue) -> None:
 
 
 def run_matrix(arguments: argparse.Namespace) -> int:
-    done = {evidence.identity(each) for each in evidence.load()}
+    oldest = arguments.older_than or ""
+    done = {evidence.identity(each) for each in evidence.load() if each["date"] >= oldest}
     todo = [job for job in matrix(arguments.seeds, arguments.only, arguments.skip) if job not in done]
     say(f"{len(todo)} runs to do, {len(done)} done before")
     codes: list[int] = []

@@ -27,6 +27,7 @@ RIGS.update(
         "zookeeper": "harness.rigs.zookeeper:ZookeeperRig",
         "zookeeper-ensemble": "harness.rigs.zookeeper:ZookeeperEnsembleRig",
         "redis": "harness.rigs.redis:RedisRig",
+        "valkey": "harness.rigs.redis:ValkeyRig",
         "redis-aof": "harness.rigs.redis:RedisAofRig",
         "redis-replica": "harness.rigs.redis:RedisReplicaRig",
         "redis-sentinel": "harness.rigs.redis_ha:RedisSentinelRig",

@@ -1,7 +1,8 @@
 """The rigs of the Redis engine: real servers, started once per run or process, and a proxy for each client machine.
 
 `redis` is a server with default settings, in real time. `redis-aof` writes every command to an append-only file.
-`redis-replica` is a primary whose replica must confirm every grant (`min_replicas=1`). If the package faketime is
+`redis-replica` is a primary whose replica must confirm every grant (`min_replicas=1`). `valkey` is `redis` on a Valkey
+server, with its own scheme in the URL. If the package faketime is
 installed, the clocks of the last two can be advanced.
 """
 
@@ -15,10 +16,10 @@ from weakref import WeakSet
 from harness.servers.machine import ProxiedMachine, hosts
 from harness.servers.process import poll
 from harness.servers.proxy import Proxy
-from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer
+from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer, ValkeyServer
 from harness.servers.shared import shared
 from leasehold import engines
-from leasehold.config import EngineConfig
+from leasehold.config import SCHEME_ALIASES, EngineConfig
 from leasehold.core.names import FORMAT, encode
 from leasehold.engines.base import Engine
 from leasehold.engines.registry import ClaimRegistry
@@ -61,6 +62,17 @@ class RedisRig(Rig):
 
     def residue(self, namespace: str) -> int:
         return len(namespace_keys(self.server, namespace))
+
+
+class ValkeyRig(RedisRig):
+    """The same engine on a Valkey server."""
+
+    @classmethod
+    def servers(cls) -> tuple[RedisServer, ...]:
+        return valkey_server(own=cls.own_server)
+
+    def client_path(self) -> ClientPath:
+        return RedisMachine([self.server], scheme="valkey")
 
 
 def namespace_keys(server: RedisServer, namespace: str) -> set[bytes]:
@@ -117,7 +129,7 @@ class RedisMachine(ProxiedMachine):
 
     def __init__(self, servers: Sequence[RedisServer], options: str = "", scheme: str = "redis") -> None:
         proxies = [Proxy(server.port) for server in servers]
-        self._open_engine = engines.opener(scheme)
+        self._open_engine = engines.opener(SCHEME_ALIASES.get(scheme, scheme))
         super().__init__(f"{scheme}://{hosts(proxies)}{options}", proxies, self._open)
         self._registries: WeakSet[ClaimRegistry] = WeakSet()
 
@@ -136,6 +148,11 @@ class RedisMachine(ProxiedMachine):
 @shared
 def single_server() -> tuple[RedisServer, ...]:
     return (RedisServer().start(),)
+
+
+@shared
+def valkey_server() -> tuple[RedisServer, ...]:
+    return (ValkeyServer().start(),)
 
 
 @cache

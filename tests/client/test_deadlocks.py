@@ -25,12 +25,12 @@ class LockingThreads:
         self.threads = [threading.Thread(target=self._work, args=(client, order)) for order in orders]
         for thread in self.threads:
             thread.start()
-        self._ready.wait(20)
+        self._ready.wait(60)
 
     def _work(self, client: Client, order: str) -> None:
         try:
             with client.lock(order[0], wait=30):
-                self._ready.wait(20)
+                self._ready.wait(60)
                 for name in order[1:]:
                     client.lock(name, wait=30).acquire().release()
         except LeaseholdError:

@@ -46,7 +46,7 @@ def test_lead_with_block_leads_and_raises_when_term_is_lost(bench) -> None:
     client = bench.client()
     with pytest.raises(LeaseLost, match="broke"), election.lead() as term:
         client.break_lock("boss", token=term.token)
-        term.wait_lost(10)
+        term.wait_lost(60)
 
 
 def test_election_checks_options_and_required_traits(bench) -> None:

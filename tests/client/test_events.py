@@ -71,7 +71,7 @@ def test_busy_event_tells_a_refusal_from_a_wait_that_ended(bench, wait_until) ->
     bench.clock.advance(6)
     for _, waiting in list(probe.registry(client).waiting.items()):
         waiting.signal.set()
-    waiter.join(20)
+    waiter.join(60)
     busy = only(events, "busy")
     assert (busy.queued, busy.reason, busy.token) == (True, "web-3", lease.token)
     lease.release()

@@ -47,7 +47,7 @@ def test_exit_refuses_new_attempts_of_daemon_threads(exiting) -> None:
     with Client("memory://") as client, ThreadPoolExecutor() as daemon_thread:
         exiting(client)
         with pytest.raises(SystemExit):
-            daemon_thread.submit(client.lock("a").acquire).result(20)
+            daemon_thread.submit(client.lock("a").acquire).result(60)
         assert client.inspect() == []
 
 
@@ -84,5 +84,5 @@ def test_grant_that_arrives_at_exit_is_given_back(exiting, monkeypatch, wait_unt
 
         monkeypatch.setattr(engine, "attempt", attempt)
         with ThreadPoolExecutor() as daemon_thread, pytest.raises(SystemExit):
-            daemon_thread.submit(client.lock("a").acquire).result(20)
+            daemon_thread.submit(client.lock("a").acquire).result(60)
         wait_until(lambda: client.inspect() == [])

@@ -348,7 +348,7 @@ def test_secret_is_never_shown(bench, caplog) -> None:
         (lambda text: text[:-20], "not the JSON"),
         (lambda _: "[]", "one JSON object"),
         (lambda text: json.dumps({**json.loads(text), "format": "lh2"}), "another format"),
-        (lambda text: json.dumps({**json.loads(text), "engine": "redis"}), "was handed over on redis"),
+        (lambda text: json.dumps({**json.loads(text), "engine": "redis"}), "is on redis"),
         (lambda text: json.dumps({**json.loads(text), "engine": "\x1b[2J"}), "has no valid 'engine'"),
         (lambda text: json.dumps({**json.loads(text), "namespace": "other"}), "the namespace 'other'"),
         (lambda text: json.dumps({**json.loads(text), "ticket": {"id": "x"}}), "no valid 'ticket'"),

@@ -300,12 +300,12 @@ def test_ambiguous_semaphore_exit_in_another_thread_raises(bench, in_new_thread)
 
     def enter() -> None:
         permits.__enter__()
-        entered.wait(10)
-        finish.wait(10)  # stay alive: the ident of an ended thread may be reused
+        entered.wait(60)
+        finish.wait(60)  # stay alive: the ident of an ended thread may be reused
 
     for _ in range(2):
         threading.Thread(target=enter).start()
-    entered.wait(10)
+    entered.wait(60)
     error = in_new_thread(lambda: permits.__exit__(None, None, None))
     finish.set()
     assert isinstance(error, RuntimeError)

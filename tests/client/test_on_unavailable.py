@@ -13,12 +13,12 @@ import pytest
 from leasehold import AsyncClient, Client, ConfigError, Event, LeaseState, NotAcquired, Unavailable
 from leasehold.client.acquire import AcquireRequest
 from leasehold.core import timing
-from leasehold.core.timing import NEVER
 from leasehold.engines import memory
 from leasehold.errors import Overloaded
+from leasehold.runtime.base import run_sync
 from leasehold.testing import Clock, Faults, drop_answer, drop_request, faulty, silently
 from leasehold.testing.clock import ClockThreads
-from tests.support import probe, probe_acquire
+from tests.support import probe
 
 MakeClient = Callable[..., Client]
 
@@ -277,10 +277,10 @@ def overloaded_request(bench, **options: object) -> AcquireRequest:
 def test_caller_that_may_run_retries_after_overload_for_call_timeout(bench) -> None:
     request = overloaded_request(bench, on_unavailable="run")
     error, now = Overloaded("busy", engine="memory"), bench.clock.at
-    assert request.may_retry(error, now + 4.9, NEVER)
-    assert not request.may_retry(error, now + 5.0, NEVER)
+    assert request.may_retry(error, now + 4.9)
+    assert not request.may_retry(error, now + 5.0)
     request.answered = True  # the engine works: the caller must not run without a grant
-    assert request.may_retry(error, now + 5.0, NEVER)
+    assert request.may_retry(error, now + 5.0)
 
 
 @pytest.mark.parametrize(("is_queued", "tries"), [(True, 1), (False, 7)])
@@ -289,6 +289,6 @@ def test_pauses_after_overload_do_not_grow_for_a_queued_claim(bench, monkeypatch
     asked = []
     monkeypatch.setattr(timing, "overload_pause", lambda *args: asked.append(args[0]) or 0.0)
     request = overloaded_request(bench)
-    claim, error = request.claim._replace(wait_deadline=NEVER), Overloaded("busy", engine="memory", retry_in=1.0)
-    probe_acquire.pause_before_retry(request, claim, error, 7, is_queued=is_queued)
+    request.queued, request.failures = is_queued, 7
+    run_sync(request.pause_before_retry(Overloaded("busy", engine="memory", retry_in=1.0)))
     assert asked == [tries]

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from leasehold import AsyncClient, LeaseLost
+from leasehold import AsyncClient, LeaseLost, Unavailable
 from leasehold.client.lease import LeaseState
 from leasehold.engines.memory import MemoryEngine
 from leasehold.runtime.loop import Loop
+from tests.support import probe
 
 
 def _break(bench, lease) -> None:
@@ -29,6 +30,21 @@ def _answer_releases(monkeypatch, answer: Callable[[], bool | None]) -> None:
         return answer()
 
     monkeypatch.setattr(MemoryEngine, "release", release_and_answer)
+
+
+class MutexTakenByOthersFirst:
+    """Lets another thread's step come before the first `with` of it."""
+
+    def __init__(self, mutex, step: Callable[[], object]) -> None:
+        self._mutex, self._steps = mutex, [step]
+
+    def __enter__(self) -> None:
+        if self._steps:
+            self._steps.pop()()
+        self._mutex.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._mutex.__exit__(*error)
 
 
 def test_leaving_block_of_broken_lease_raises_lost(bench, wait_until) -> None:
@@ -87,6 +103,22 @@ def test_block_that_released_a_broken_lease_itself_raises_lost(bench) -> None:
     with pytest.raises(LeaseLost), bench.client().lock("a") as lease:
         _break(bench, lease)
         assert lease.release() is False
+
+
+def test_release_of_lease_lost_as_it_begins_returns_false(bench, wait_until) -> None:
+    # The release had read the state before; it answered True, and could report a second loss.
+    lost = []
+    client = bench.client()
+    lease = client.lock("a", ttl=30, strict=True).acquire()
+    lease.on_lost(lost.append)
+    core, no_answer = probe.core(client), Unavailable("silence")
+    core.mutex = MutexTakenByOthersFirst(
+        core.mutex, lambda: probe.answer_renewal(lease, bench.clock.at, probe.renewal_claim(lease), no_answer)
+    )
+    assert lease.release() is False
+    assert lease.lost_reason == "unreachable"
+    assert not bench.held_names()
+    wait_until(lambda: lost == [lease])
 
 
 def test_repeated_release_that_finds_no_grant_is_only_logged(bench, monkeypatch, caplog, wait_until) -> None:

@@ -244,7 +244,7 @@ def test_heartbeats_of_all_waiters_are_sent_in_one_batch(bench, wait_until) -> N
     assert len(bench.server.lock_states["", "a"].waiters) == 10
     held.release()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
 
 
 def test_first_waiter_after_idle_time_sends_no_heartbeat_at_once(bench, wait_until) -> None:
@@ -268,7 +268,7 @@ def test_first_waiter_after_idle_time_sends_no_heartbeat_at_once(bench, wait_unt
     bench.clock.advance(5)
     wait_until(lambda: "renew" in verbs)
     held.release()
-    thread.join(20)
+    thread.join(60)
     watched.release()
 
 
@@ -307,7 +307,7 @@ def test_waiter_unknown_to_engine_queues_again(bench, wait_until) -> None:
     bench.clock.advance(5)
     wait_until(lambda: lock_state.waiters)
     held.release()
-    thread.join(20)
+    thread.join(60)
 
 
 def test_heartbeat_wakes_only_waiters_that_must_attempt(bench, monkeypatch) -> None:

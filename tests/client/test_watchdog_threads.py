@@ -235,13 +235,13 @@ def test_watchdog_renewal_in_flight_does_not_undo_explicit_ttl(bench, wait_until
             return answer
         if threading.current_thread() is threading.main_thread():
             bench.clock.advance(10)
-            watchdog_called.wait(10)
+            watchdog_called.wait(60)
             if first == "watchdog":
                 watchdog_may_return.set()
                 wait_until(lambda: probe.renewed_at(lease) == 1010)
         else:
             watchdog_called.set()
-            watchdog_may_return.wait(10)
+            watchdog_may_return.wait(60)
         return answer
 
     bench.transport.call = call

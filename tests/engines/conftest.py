@@ -17,10 +17,10 @@ from uuid import uuid4
 
 import pytest
 
-from harness.rigs.redis import RedisRig
+from harness.rigs.redis import RedisRig, ValkeyRig
 from harness.rigs.redis_ha import three_node_cluster
 from harness.servers.mysql import MariaDB
-from harness.servers.redis import RedisServer
+from harness.servers.redis import RedisServer, ValkeyServer
 from harness.servers.redis_ha import RedisCluster
 from leasehold import Client, Unavailable
 from leasehold.runtime.base import run_sync
@@ -193,13 +193,14 @@ def make_driver() -> Iterator[Callable[[str], BareEngineDriver]]:
 
 
 @pytest.fixture
-def start_redis() -> Iterator[Callable[..., RedisServer]]:
-    """Start Redis servers for this test alone, so that it may break them."""
-    rig_or_skip(RedisRig)  # skips if Redis is not installed
+def start_redis(request: pytest.FixtureRequest) -> Iterator[Callable[..., RedisServer]]:
+    """Start Redis servers for this test alone, so that it may break them. Or Valkey servers: the parameter `valkey`."""
+    is_valkey = getattr(request, "param", "redis") == "valkey"
+    rig_or_skip(ValkeyRig if is_valkey else RedisRig)  # skips if the server is not installed
     with ExitStack() as exit_stack:
 
         def run(*options: str, **kwargs: Any) -> RedisServer:
-            server = RedisServer(*options, **kwargs).start()
+            server = (ValkeyServer if is_valkey else RedisServer)(*options, **kwargs).start()
             exit_stack.callback(server.kill)
             return server
 

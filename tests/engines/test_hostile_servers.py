@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import product, repeat
+from itertools import chain, product, repeat
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -350,13 +350,15 @@ ENDLESS_HANDSHAKES = {
 }
 
 
+@pytest.mark.parametrize("how", ["flood", "drip"])
 @pytest.mark.parametrize("engine", sorted(ENDLESS_HANDSHAKES))
-def test_tls_handshake_without_end_is_ended_at_the_deadline(engine, certificate, monkeypatch) -> None:
+def test_tls_handshake_without_end_is_ended_at_the_deadline(engine, how, certificate, monkeypatch) -> None:
     """OpenSSL ignores any number of HelloRequest messages, so a flood of them kept a call busy, and at ZooKeeper the
     thread of the session for ever."""
     monkeypatch.setattr(KazooHandler, "connect_timeout", 0.5)
     url, greeting = ENDLESS_HANDSHAKES[engine]
     flood = b"\x16\x03\x03\x00\x04\0\0\0\0" * 1000
+    record = chain(b"\x16\x03\x03\x3f\xff", repeat(0))
     connections: list[socket.socket] = []
 
     def serve(connection: socket.socket) -> None:
@@ -365,8 +367,11 @@ def test_tls_handshake_without_end_is_ended_at_the_deadline(engine, certificate,
                 connection.recv(1024)
             connection.sendall(greeting)
             connection.recv(1024)
-            while True:
+            while how == "flood":
                 connection.sendall(flood)
+            for byte in record:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)  # pause: the next byte is a segment of its own
 
     def accept() -> None:
         with suppress(OSError):

@@ -39,11 +39,11 @@ def test_seldom_line_comes_every_ten_seconds_with_its_count(caplog, monkeypatch)
     monkeypatch.setattr(repeated_logs, "monotonic", lambda: now[0])
     for at in (100, 101, 109.9, 110, 120.1):
         now[0] = at
-        log_seldom(LOG, logging.WARNING, "lost the connection")
+        log_seldom(LOG, logging.WARNING, "lost the connection", f" at {at}")
     assert [record.getMessage() for record in lines(caplog)] == [
-        "lost the connection",
-        "lost the connection (2 more times since the last line)",
-        "lost the connection",
+        "lost the connection at 100",
+        "lost the connection (2 more times since the last line) at 110",
+        "lost the connection at 120.1",
     ]
 
 

@@ -157,7 +157,7 @@ def test_delayed_requests_arrive_late_and_in_order(proxy: Proxy) -> None:
         proxy.delay = lambda: next(delays)
         began = time.monotonic()
         connection.sendall(b"one\n")
-        poll(lambda: len(probe_harness.delayed_requests(proxy)) == 1, 10, lambda: "the first request is delayed")
+        poll(lambda: len(probe_harness.delayed_requests(proxy)) == 1, 60, lambda: "the first request is delayed")
         connection.sendall(b"two\n")
         answer = receive(connection)
         assert time.monotonic() - began >= 0.3
@@ -173,8 +173,8 @@ def test_cut_proxy_drops_delayed_requests(proxy: Proxy) -> None:
     with connect(proxy.port) as connection:
         proxy.delay = lambda: 0.2
         connection.sendall(b"one\n")
-        poll(lambda: bool(probe_harness.delayed_requests(proxy)), 10, lambda: "the request is delayed")
+        poll(lambda: bool(probe_harness.delayed_requests(proxy)), 60, lambda: "the request is delayed")
         proxy.cut()
-        poll(lambda: not probe_harness.delayed_requests(proxy), 10, lambda: "the request is due")
+        poll(lambda: not probe_harness.delayed_requests(proxy), 60, lambda: "the request is due")
         proxy.restore()
         assert receive(connection) == b""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.lab import evidence
 from harness.lab.__main__ import main, parse_arguments
 from harness.lab.contender import now
 from harness.lab.expectations import Expectation
@@ -51,7 +52,7 @@ def test_unknown_cell_is_refused_with_the_names_that_exist():
     "arguments",
     [
         *("redis crowd --crowd 0", "redis crowd --crowd 10", "redis client-kill --seconds -1", "soak --capacity nan"),
-        *("--jobs 0", "--seeds 0", "--only no-such-word", "--skip no-such-word"),
+        *("--jobs 0", "--seeds 0", "--only no-such-word", "--skip no-such-word", "--older-than yesterday"),
     ],
 )
 def test_argument_that_no_run_could_have_is_refused_at_once(arguments, monkeypatch, capsys):
@@ -60,6 +61,31 @@ def test_argument_that_no_run_could_have_is_refused_at_once(arguments, monkeypat
         parse_arguments()
     assert ended.value.code == 2
     assert arguments.split()[-2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        *(("soak", True), ("soak --no-keep", False), ("soak --seconds 90", False), ("soak --seconds 90 --keep", True)),
+        *(("redis client-kill", False), ("redis client-kill --keep", True)),
+    ],
+)
+def test_result_of_a_whole_soak_is_kept_unless_told_otherwise(arguments, kept, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["lab", *arguments.split()])
+    assert parse_arguments().keep is kept
+
+
+@pytest.mark.parametrize(("since", "again"), [("2026-11-18", False), ("2026-11-19", True)])
+def test_matrix_runs_cells_again_that_are_older_than_a_date(since, again, monkeypatch, capsys):
+    cell = ("sqlite", "client-kill", False, 1)
+    kept = dict(zip(("setup", "fault", "plain", "seed"), cell, strict=True), date="2026-11-18")
+    ran = []
+    monkeypatch.setattr(evidence, "load", lambda: [kept])
+    monkeypatch.setattr("harness.lab.__main__.matrix", lambda *arguments: [cell])
+    monkeypatch.setattr("harness.lab.__main__.run_apart", lambda job, arguments: (ran.append(job), (2, None))[1])
+    monkeypatch.setattr(sys, "argv", ["lab", "--older-than", since])
+    assert main() == (2 if again else 0)
+    assert ran == [cell] * again
 
 
 def test_interrupted_matrix_says_that_its_results_are_kept(monkeypatch, capsys):

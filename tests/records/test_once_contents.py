@@ -8,10 +8,6 @@ import pytest
 
 from leasehold import Client, ConfigError, RunFailed
 from leasehold.core.once import dump, load
-from leasehold.records.access import open_records
-from leasehold.records.store import Record
-from leasehold.records.stores.memory import MemoryStore
-from leasehold.runtime.threads import Threads
 
 
 @pytest.fixture
@@ -58,14 +54,3 @@ def test_once_record_of_newer_version_ignores_unknown_fields():
     assert (run.state, run.result) == ("done", 7)
     newer = {**run._asdict(), "colour": "red"}
     assert load(json.dumps(newer).encode()) == run
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"7", b"{}", b'{"state": "done"}'])
-def test_once_refuses_invalid_record_without_running(client, data, counting_function):
-    store = MemoryStore(Threads())
-    key = open_records(client, store).key("once", "k")
-    assert store.write(key, Record("0" * 32, data), "", None, 1.0)
-    work = counting_function(ValueError())
-    with pytest.raises(ConfigError, match="not a `once` record"):
-        client.once("k", work, store=store)
-    assert work.runs == 0

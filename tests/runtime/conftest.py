@@ -22,6 +22,10 @@ class LineProtocol:
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
+    @property
+    def mid_reply(self) -> bool:
+        return bool(self._buffer)
+
     def gets(self) -> object:
         line, found, remainder = self._buffer.partition(b"\n")
         if not found:

@@ -269,7 +269,7 @@ def test_calls_of_closed_loop_finish_before_next_loop_is_bound() -> None:
 
     def slow() -> None:
         began.set()
-        may_finish.wait(10)
+        may_finish.wait(60)
         done.append("slow")
 
     async def leave(*calls: Callable[[], object]) -> list[asyncio.Task[object]]:

@@ -71,6 +71,19 @@ def test_connection_is_counted_for_the_key_that_uses_it():
     assert limits.refused == {"connections_per_key": 1}
 
 
+def test_connection_above_the_limit_of_its_key_is_not_admitted():
+    """Else its key could keep it with a body that never ends. It may have been counted for another key before."""
+    limits = Limits(LimitSettings(connections_per_key=1))
+    first, second, third = CountedConnection(), CountedConnection(), CountedConnection()
+    assert limits.connection(WEB, first)
+    assert not limits.connection(WEB, second)
+    assert limits.connection(CRON, third)
+    assert not limits.connection(WEB, third)
+    assert [each.is_admitted for each in (first, second, third)] == [True, False, True]
+    assert third.who == "cron", "it stays open, so it still counts for a key"
+    assert not limits.connection(CRON, second)
+
+
 def test_waiters_of_all_callers_are_limited():
     limits = Limits(LimitSettings(waiters=2))
     first, _ = limits.waiter(WEB), limits.waiter(CRON)

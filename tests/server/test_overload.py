@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 import pytest
 
 from leasehold.config import EngineConfig
+from leasehold.core.breaker import MAX_UNANSWERED
+from leasehold.errors import ListingTooLong
 from leasehold.server import keys
 from leasehold.server.app import App
 from leasehold.server.auth import ANYONE, Authenticator
@@ -46,7 +48,7 @@ class Server:
 
     def add_keys(self, path):
         """The keys of two callers."""
-        made = [keys.create(path, who, [Right.parse("lock::")], now=datetime.now(UTC)) for who in ("a", "b")]
+        made = [keys.create(path, who, [Right.parse("lock,read::")], now=datetime.now(UTC)) for who in ("a", "b")]
         self.app.authenticator = Authenticator(path)
         return made
 
@@ -180,6 +182,23 @@ def test_attempt_of_a_waiter_is_admitted_under_load():
             server.fill(1)
             assert "grant" in await server.call("attempt", claim=waiter)
             assert server.limits.waiters == 0
+
+    asyncio.run(main())
+
+
+def test_lists_that_are_too_long_do_not_open_the_breaker():
+    """A key with thirty thousand locks could list them five times, and then no caller was granted a lock."""
+
+    async def main():
+        async with Server() as server:
+
+            async def inspect(*_):
+                raise ListingTooLong("more than 30,000 claims are live")
+
+            server.service.engine.inspect = inspect
+            for _ in range(2 * MAX_UNANSWERED):
+                assert (await server.get("/v1/locks", b"fresh=1"))[0] == 503
+            assert (await server.post("/v1/acquire", claim()))[0] == 200
 
     asyncio.run(main())
 
@@ -376,6 +395,7 @@ def test_release_does_not_overtake_an_attempt_in_an_earlier_batch(tmp_path, turn
     ("method", "path", "body", "at_once"),
     [
         ("GET", "/metrics", None, MAX_LISTS),
+        ("GET", "/v1/stats", None, MAX_LISTS),
         ("GET", "/v1/traits", None, MAX_BEGUN),
         ("POST", "/v1/release", {"name": "a/1", "id": "0" * 32}, MAX_BEGUN),
         ("POST", "/v1/calls", [{"do": "ping"}], MAX_BEGUN),

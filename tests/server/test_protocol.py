@@ -218,6 +218,37 @@ def test_caller_that_does_not_read_its_answer_is_ended(loop):
         poll(lambda: not app.server.server_state.connections)
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_answers_that_callers_do_not_read_are_limited_together(loop):
+    """Ten thousand connections could each keep an answer of megabytes for twenty seconds."""
+    unread = Bodies(10**9, 100_000)
+    with serving(loop, unread=unread) as app, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            deaf = stack.enter_context(connected(app))
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        poll(lambda: len(app.requests) == 4)
+        poll(lambda: len(app.server.server_state.connections) <= 1)
+        assert unread.bytes <= 100_000
+        with connected(app) as reader:
+            reader.sendall(closing(GET))
+            assert parse(read_all(reader))[0] == 200
+    assert unread.bytes == 0
+
+
+def test_answer_that_is_read_slowly_counts_only_while_it_is_not_read():
+    unread = Bodies(10**9, 1_000_000)
+    with serving(unread=unread) as app:
+        with connected(app) as slow:
+            slow.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            received = 0
+            while received < 50_000_000:
+                received += len(slow.recv(1_000_000))
+            assert unread.bytes <= 1_000_000
+        poll(lambda: not app.server.server_state.connections)
+    assert unread.bytes == 0
+
+
 # -- connections
 
 

@@ -1,17 +1,35 @@
-"""Processes that contend for one name, each event with the machine's time; a checker judges them together."""
+"""Processes that contend for one name, each event with the machine's time; a checker judges them together. And a
+client that waits for a name until something has happened."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from harness.checkers.history import History
 from harness.checkers.intervals import check
+from leasehold import NotAcquired
+from leasehold.blocking import Lock
 from tests.support.paths import SUPPORT
 
 SCRIPT = SUPPORT / "contending_child.py"
 
 Event = tuple[Any, ...]
+
+
+def wait_in_vain(lock: Lock, until: Callable[[], object]) -> None:
+    """Wait for a name that another client holds, until the condition is true. On a busy machine one short wait may be
+    over before the client joins the queue."""
+    end = time.monotonic() + 60
+    while True:
+        with pytest.raises(NotAcquired):
+            lock.acquire(wait=0.5)
+        if until():
+            return
+        assert time.monotonic() < end, "the condition did not become true in time"
 
 
 def start_children(child: Callable[..., Any], url: str, seconds: float, seed: int, processes: int) -> list[Any]:

@@ -58,4 +58,4 @@ def serve_fixed_reply(reply: bytes) -> Iterator[int]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(5)
+        thread.join(60)

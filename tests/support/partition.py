@@ -110,7 +110,7 @@ def run_partition(old_leader: Member, other_members: list[Member], url: str) -> 
         ]
         for thread in threads:
             thread.start()
-        poll(lambda: len(majority.inspect("job")) == 2, 20, lambda: "the next claim is queued")
+        poll(lambda: len(majority.inspect("job")) == 2, 60, lambda: "the next claim is queued")
         old_leader.netns_host.partition_from([member.netns_host for member in other_members])
         assert_refused(minority, 3.0)
         for thread in threads:

@@ -223,22 +223,20 @@ def loss_not_reported(original, lease, reason):
 
 
 class _Trusted(float):
-    """A deadline that is always in the future."""
+    """A deadline that is still ahead when it is first compared."""
 
-    def __gt__(self, other: float) -> bool:
-        return True
+    _compared = False
+
+    def __le__(self, other: float) -> bool:
+        compared, self._compared = self._compared, True
+        return compared and float.__le__(self, other)
 
 
 @contextmanager
 def late_grant_handed_out() -> Iterator[None]:
     """The client returns a grant however late its reply arrived."""
-    original = AcquireRequest.register
-
-    def register(request, claim, grant, asked_at, valid_until, connection_epoch):
-        return original(request, claim, grant, asked_at, float(valid_until), connection_epoch)
-
     ends = SimpleNamespace(**{**vars(timing), "valid_until": lambda *end: _Trusted(timing.valid_until(*end))})
-    with patch.object(acquire, "timing", ends), patch.object(AcquireRequest, "register", register):
+    with patch.object(acquire, "timing", ends):
         yield
 
 
@@ -266,10 +264,10 @@ def ensured_life_shortened(original, lease, renewal, validity):
 
 
 @bug(AcquireRequest, "register")
-def counted_from_the_answer(original, request, claim, grant, asked_at, valid_until, connection_epoch):
+def counted_from_the_answer(original, request, grant):
     """The client counts the ttl from the reply, not from the request (E8)."""
-    now = probe.runtime(request.lock).now()
-    return original(request, claim, grant, now, timing.valid_until(now, grant.ttl), connection_epoch)
+    request.asked_at = probe.runtime(request.lock).now()
+    return original(request, grant)
 
 
 @bug(*probe.ON_RENEWAL)

@@ -6,11 +6,7 @@ from collections.abc import Sized
 from typing import Any
 
 from leasehold.client import acquire, any_of
-from leasehold.client.acquire import AcquireRequest
 from leasehold.client.attempt_limit import AttemptLimit
-from leasehold.errors import Unavailable
-from leasehold.model import Claim
-from leasehold.runtime.base import run_sync
 from tests.support.probe import Place
 
 FIRST_REPORT_AFTER = Place(acquire, "_FIRST_REPORT")  # seconds of waiting, until the caller is told for whom
@@ -41,10 +37,3 @@ def replace_attempts_under_way(limit: AttemptLimit, attempts: set[str]) -> None:
 def callers_waiting(limit: AttemptLimit) -> Sized:
     """The callers whose attempt waits to be sent."""
     return limit._waiting
-
-
-def pause_before_retry(
-    request: AcquireRequest[Any], claim: Claim, error: Unavailable, failures: int, *, is_queued: bool
-) -> None:
-    """The step after an attempt without an answer."""
-    run_sync(acquire._pause_before_retry(request, claim, error, failures, is_queued=is_queued))

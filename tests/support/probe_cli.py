@@ -22,9 +22,11 @@ from tests.support.probe import Place
 DEAD_ROWS_NOTE = Place(servers, "_DEAD_ROWS_NOTE")  # of a table, from which `doctor` reports them
 DRAIN_SECONDS = Place(load_worker, "_DRAIN")  # after the end of a step, for what has begun
 FAILED_NAME_SECONDS = Place(load_worker, "_HELD_SECONDS")  # until a name is used again whose release may have failed
+FAILED_PAIR_SECONDS = Place(load_worker, "_PAUSE_AFTER_FAILURE")  # in which it still counts as one under way
 LIST_SECONDS = Place(top, "_LIST_SECONDS")  # for the list of a server
 MAX_CLAIMS = Place(top, "_MAX_CLAIMS")  # of the list of a server
 MAX_ERROR_TEXTS = Place(load_worker, "_MAX_ERROR_TEXTS")  # that a step keeps
+MAX_RUNNING = Place(load_worker, "_MAX_RUNNING")  # pairs at a time
 SERVER_TIMEOUT = Place(server_api, "_TIMEOUT")  # of a request to a lock server
 
 RUN_HERD_ONCE = Place(thundering_herd, "_run_once")  # the demo, which may repeat it

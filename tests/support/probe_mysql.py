@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from leasehold.engines.mysql import connect, engine, listener
+from leasehold.engines.mysql import engine, listener
+from leasehold.engines.mysql.driver import SafeConnection
 from leasehold.engines.mysql.engine import MysqlEngine
 from leasehold.engines.mysql.listener import MyListener
 from leasehold.engines.mysql.session import MySession
@@ -38,5 +39,4 @@ def is_liveness_session_alive(listener: MyListener) -> bool:
 
 def make_ssl_context(settings: dict[str, Any]) -> Any:
     """What PyMySQL makes of the settings of TLS, without a connection."""
-    connection = connect._PyMySQLConnection
-    return connection.__new__(connection)._create_ssl_ctx(settings)
+    return SafeConnection.__new__(SafeConnection)._create_ssl_ctx(settings)

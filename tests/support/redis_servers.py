@@ -39,7 +39,7 @@ def has_waiters(client: Client, count: int = 1) -> bool:
 def wait_until_queued(client: Client, name: str, count: int = 1) -> None:
     poll(
         lambda: sum(each.state == "waiting" for each in client.inspect(name)) == count,
-        10,
+        60,
         lambda: f"{count} claims wait for {name}",
     )
 

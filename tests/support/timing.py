@@ -72,7 +72,7 @@ class MeasuredTests:
                 continue
             if _measures(function):
                 item.add_marker(pytest.mark.measured)
-            if _is_impatient(function) and item.nodeid.startswith(_REAL_SERVERS):
+            if item.nodeid.startswith(_REAL_SERVERS) and any(map(_is_impatient, (function, *_fixtures(item)))):
                 item.add_marker(pytest.mark.extended)
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -116,12 +116,21 @@ def _measures(test: Any) -> bool:
     return not _MEASURES.isdisjoint(_names(test.__code__))
 
 
+def _fixtures(item: Any) -> Iterator[Any]:
+    """The functions of a test's fixtures, without those of pytest's plug-ins."""
+    for definitions in item._fixtureinfo.name2fixturedefs.values():
+        if definitions[-1].func.__module__.startswith("tests"):
+            yield definitions[-1].func
+
+
 @functools.cache
 def _is_impatient(test: Any) -> bool:
-    """Whether a test, or a helper of ours that it calls, gives calls less time than a busy machine may need."""
+    """Whether a test or fixture, or a helper of ours that it calls, gives calls less time than a busy machine may
+    need."""
     named = (test.__globals__.get(name) for name in set(_names(test.__code__)))
-    helpers = (each for each in named if inspect.isfunction(each) and each.__module__.startswith("tests"))
-    return any(map(_states_few_seconds, (test, *helpers)))
+    helpers = [each for each in named if str(getattr(each, "__module__", "")).startswith("tests")]
+    methods = [each for helper in helpers if inspect.isclass(helper) for each in vars(helper).values()]
+    return any(_states_few_seconds(each) for each in (test, *helpers, *methods) if inspect.isfunction(each))
 
 
 @functools.cache

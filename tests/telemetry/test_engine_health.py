@@ -204,7 +204,7 @@ def test_reading_waits_for_no_probe_and_a_hanging_one_means_down(probes):
     engine_health.probe_engine = probe  # undone by the fixture
     source = EngineHealth("etcd://a", interval=0.001, timeout=2)
     try:
-        assert entered.wait(20)
+        assert entered.wait(60)
         assert values(source)["leasehold_engine_up['etcd']"] == 1  # the last result
         offset = 2 + 5 + 1
         probe_telemetry.runtime_of(source).now = lambda: now() + offset

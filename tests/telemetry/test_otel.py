@@ -161,7 +161,7 @@ def test_acquire_that_ends_in_another_context_ends_its_span(spans, hook, caplog)
     attempted = Event("attempted", "memory", "", "a", 1.0, fingerprint="f")
     threading_context = threading.Thread(target=hook, args=(attempted,))
     threading_context.start()
-    threading_context.join(20)
+    threading_context.join(60)
     hook(Event("failed", "memory", "", "a", 2.0, fingerprint="f", error="GeneratorExit", reason="GeneratorExit: "))
     assert spans.only("leasehold.acquire").attributes["leasehold.outcome"] == "cancelled"
     assert not probe_telemetry.open_acquires(hook)
@@ -218,7 +218,7 @@ def lose_a_lease(spans, bench, hook, wait_until) -> None:
         wait_until(lambda: not tracing.find(lease.fingerprint))
         ended = threading.Event()
         probe.core(client).callbacks.submit(ended.set)  # after the events
-        assert ended.wait(20)
+        assert ended.wait(60)
 
 
 def test_events_of_the_watchdog_are_on_the_hold_span(spans, holding_hook, bench, wait_until):

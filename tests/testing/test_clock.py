@@ -11,7 +11,7 @@ from leasehold import LeaseState
 from leasehold.engines import memory
 from leasehold.testing import Clock, expire, lose
 from leasehold.testing.clock import ClockThreads
-from tests.support import probe_runtime
+from tests.support import probe, probe_runtime
 from tests.support.timing import check_elapsed
 
 
@@ -152,13 +152,16 @@ def test_clock_runs_in_real_time_while_a_call_waits(leasehold_client, leasehold_
 
 
 def test_leases_are_renewed_while_a_call_waits(leasehold_client, leasehold_clock):
-    lease = leasehold_client.lock("short", ttl=0.3).acquire()
+    lease = leasehold_client.lock("short", ttl=6).acquire()
     held = leasehold_client.lock("job").acquire()
-    with pytest.raises(leasehold.NotAcquired):
-        leasehold_client.lock("job", wait=0.8).acquire()
+    before = probe.trusted_until(lease)
+    thread, outcome = start_in_thread(lambda: leasehold_client.lock("job", wait=60).acquire().release())
+    wait_until(lambda: probe.trusted_until(lease) > before)
     assert lease.held
     lease.release()
     held.release()
+    thread.join(60)
+    assert outcome == [True]
 
 
 def test_release_wakes_waiter_in_another_thread(leasehold_client, leasehold_clock):

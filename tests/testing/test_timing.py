@@ -102,18 +102,36 @@ def _call_through_a_helper(make: Callable[..., object]) -> None:
     _short_call(make)
 
 
+class _Scenario:
+    def __init__(self, make: Callable[..., object]) -> None:
+        _short_call(make)
+        make("redis://server", call_timeout=0.5)
+
+
+def _call_through_a_class(make: Callable[..., object]) -> None:
+    _Scenario(make)
+
+
 def test_few_seconds_of_a_real_server_are_for_the_second_tier() -> None:
     marked: list[str] = []
     tests = {
         "tests/engines/redis/test_x.py::short": _short_call,
         "tests/engines/redis/test_x.py::lease": _short_lease,
         "tests/engines/redis/test_x.py::helper": _call_through_a_helper,
+        "tests/engines/redis/test_x.py::class": _call_through_a_class,
+        "tests/engines/redis/test_x.py::fixture": _long_call,
         "tests/engines/redis/test_x.py::long": _long_call,
         "tests/client/test_x.py::short": _short_call,
     }
+    fixtures = {"tests/engines/redis/test_x.py::fixture": {"client": [SimpleNamespace(func=_short_call)]}}
     items = [
-        SimpleNamespace(nodeid=name, function=test, add_marker=lambda _, name=name: marked.append(name))
+        SimpleNamespace(
+            nodeid=name,
+            function=test,
+            add_marker=lambda _, name=name: marked.append(name),
+            _fixtureinfo=SimpleNamespace(name2fixturedefs=fixtures.get(name, {})),
+        )
         for name, test in tests.items()
     ]
     timing.MeasuredTests().pytest_collection_modifyitems(items)  # type: ignore[arg-type]
-    assert marked == list(tests)[:3]
+    assert marked == list(tests)[:5]

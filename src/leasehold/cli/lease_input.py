@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from leasehold.cli.console import is_terminal
+from leasehold.cli.console import Console, is_terminal
 from leasehold.cli.help import Command
 from leasehold.cli.options import LEASE_VARIABLE, usage_error_if
 from leasehold.errors import ConfigError
@@ -33,7 +33,8 @@ class LeaseCommand(Command):
         return rest
 
 
-def read_lease() -> Document:
+def read_lease(console: Console) -> tuple[Console, Document]:
+    """The lease, and the console with its namespace unless the caller has named one: the wrong one is refused."""
     from leasehold.client import lease_document  # only here: `run` needs no more than the name of the variable
 
     text = os.environ.get(LEASE_VARIABLE, "")
@@ -46,7 +47,8 @@ def read_lease() -> Document:
     usage_error_if(
         not text.strip(), f"no lease: ${LEASE_VARIABLE} and stdin are empty; pass what `leasehold acquire` printed"
     )
-    return lease_document.load(text)
+    document = lease_document.load(text)
+    return console._replace(namespace=console.namespace or document.claim.namespace), document
 
 
 def _read_stdin() -> str:

@@ -26,7 +26,7 @@ def release(console: Console) -> int:
     Exits 79 if the lease had already ended: another holder may have had the name in the meantime. A second release of
     the same lease exits 79, too.
     """
-    document = read_lease()
+    console, document = read_lease(console)
     claim = document.claim
     with console.client() as client:
         released = run_sync(lease_document.release(client._core, document))

@@ -30,7 +30,7 @@ def renew(console: Console, ttl: float | None) -> None:
     """
     if ttl is not None:
         check_ttl_option(ttl)
-    document = read_lease()
+    console, document = read_lease(console)
     claim = document.claim
     with console.client() as client:
         left = run_sync(lease_document.renew(client._core, document, ttl))

@@ -1,4 +1,13 @@
-"""Attempt, wait, attempt again: the only such loop in the tree, so that E6 and E8 are kept in one place."""
+"""Attempt, wait, attempt again: the only such loop in the tree, so that E6 and E8 are kept in one place.
+
+`acquire` is the loop. The decisions are methods of `AcquireRequest`, which keeps the state of the call:
+
+- when an attempt is sent if there are too many already: `wait_to_send`; and how long it may take: `bound_attempt`
+- the engine granted the name: `register`, or `after_late_grant` if the grant cannot be trusted any more
+- the name is busy: `after_busy`; and how long to wait in the queue: `wait_in_queue`
+- the engine did not answer, or refused the attempt: `after_failure` and `pause_before_retry`
+- the call ends without a lease: `withdraw`
+"""
 
 from __future__ import annotations
 
@@ -38,13 +47,66 @@ _REPORT_INTERVAL: Final = 60.0
 _MAX_LATE_GRANTS = 3  # an engine slower than the ttl stays slow: retrying for ever would only load it
 
 
+async def acquire(request: AcquireRequest[L]) -> L:
+    """Acquire the name within `wait` seconds of `began`, or raise and leave no claim behind (E6).
+
+    It sends the attempts itself, because one more coroutine would make every acquire slower.
+    """
+    core, options = request.lock._core, request.lock.options
+    attempts, now = core.attempts, core.runtime.now
+    request.engine = request.get_engine()
+    if request.may_wait and request.engine.queues_at_once:
+        request.join_queue()
+    try:
+        while True:
+            if core.exiting:
+                core.refuse_at_exit()
+            try:
+                if options.require:
+                    await request.check_traits()
+                admitted_until = timing.NEVER
+                if not attempts.try_enter(request.claim.id_hash):
+                    admitted_until = await request.wait_to_send()
+                claim = request.claim
+                request.asked_at = asked_at = now()  # before the request leaves (E8)
+                request.connection_epoch, request.sent = core.registry.connection_epoch, True
+                latest = timing.call_deadline(asked_at, core.options.call_timeout, claim.ttl)
+                if request.retries or admitted_until < latest:
+                    latest = request.bound_attempt(latest, admitted_until)
+                reply = await request.engine.attempt(claim, latest)
+            except Unavailable as error:
+                if not request.after_failure(error):
+                    raise
+                await request.pause_before_retry(error)
+                continue
+            except LeaseholdError:  # a refusal is an answer, too
+                attempts.leave(request.claim.id_hash, answered=True)
+                raise
+            attempts.leave(claim.id_hash, answered=True)
+            if isinstance(reply, Busy):
+                await request.after_busy(reply)
+            elif (lease := request.register(reply)) is not None:
+                return lease
+            else:
+                request.after_late_grant()
+    except BaseException:  # timed out, cancelled, Ctrl-C, unreachable
+        request.withdraw()
+        raise
+
+
 class AcquireRequest(Generic[L]):
-    """One call to acquire a lock, and what the loop below needs of that lock."""
+    """One call to acquire a lock: what it asks for, and how far it has come."""
 
     __slots__ = (
-        "answered", "began", "claim", "get_engine", "lock", "position", "reports", "search", "wait", "waited",
-        "waiting_deadlocks",
+        "answered", "asked_at", "began", "busy", "claim", "connection_epoch", "deadline", "engine", "failures",
+        "get_engine", "late_grants", "lock", "may_wait", "position", "queued", "reports", "retries", "search", "sent",
+        "wait", "waited", "waiting_deadlocks",
     )  # fmt: skip
+
+    engine: Engine  # to send the next attempt to
+    asked_at: float  # when the last attempt was sent
+    connection_epoch: object  # the registry's, at that time
+    search: WaitSearch | None  # for deadlocks, if the lock asks for that, while it waits
 
     def __init__(
         self,
@@ -59,29 +121,166 @@ class AcquireRequest(Generic[L]):
         self.claim = claim  # after a late grant or an unanswered attempt, one with another id
         self.waiting_deadlocks = waiting_deadlocks  # the same thread or task holds the name: granted at once or never
         self.get_engine = get_engine  # raises to end the wait, as when the client is closed
+        self.deadline = timing.NEVER if wait is None else began + wait
+        self.may_wait = wait != 0 and not waiting_deadlocks
+        self.retries = self.may_wait and lock.options.on_unavailable == "wait"
+        # What the engine may know of the claim: an attempt was sent and is not answered, or the claim is in the queue.
+        self.sent = self.queued = False
+        self.busy: Busy | None = None  # the last answer, if it was that
+        self.late_grants = 0
+        self.failures = 0  # attempts since the last answer
+        self.answered = False  # the engine answered at least once
         self.waited = False  # the claim had to wait in the queue
         self.position: int | None = None  # when it joined the queue
-        self.answered = False  # the engine answered at least once
         self.reports = 0  # lines logged while it waits
-        self.search: WaitSearch | None = None  # for deadlocks, if the lock asks for that, while it waits
 
-    def may_run(self, error: Unavailable) -> bool:
-        """Whether the caller may go on without a grant. Never after an answer: the name was held by another claim, or
-        the engine works and is slow, or busy with other calls of this client."""
-        if self.answered or isinstance(error, Reentered | Crowded):
-            return False
-        return self.lock.options.on_unavailable == "run"
+    # ------------------------------------------------------------ sending
 
-    def may_retry(self, error: Unavailable, now: float, deadline: float) -> bool:
-        """Whether a caller that may wait tries again. After a refusal by an overloaded server it does, whatever
-        `on_unavailable` says, because the engine works and nothing was done. A caller that would rather run without a
-        grant does so only as long as it would wait for an answer."""
-        if isinstance(error, Reentered) or now >= deadline:
+    async def check_traits(self) -> None:
+        """Raise `Unsupported` if the server does not promise what the lock requires."""
+        wait_deadline = self.deadline if self.retries else timing.NEVER
+        await self.lock._core.check_traits(self.lock.options.require, wait_deadline)
+
+    async def wait_to_send(self) -> float:
+        """Wait until the attempt may be sent, and return its deadline. The claim queues at once if other calls have met
+        contention meanwhile."""
+        if self.is_next():
+            return timing.NEVER
+        core, id_hash = self.lock._core, self.claim.id_hash
+        now, call_timeout = core.runtime.now(), core.options.call_timeout
+        if self.may_wait and now < self.deadline:
+            until = max(self.deadline, now + call_timeout)
+            if self.retries:
+                until = timing.bounded_attempt(now, timing.NEVER, self.deadline)
+            latest = await core.attempts.enter(id_hash, until) + call_timeout
+        else:  # the caller waits for nothing but this answer: the time here counts into its `call_timeout`
+            latest = timing.call_deadline(now, call_timeout, self.claim.ttl)
+            await core.attempts.enter(id_hash, latest)
+        self.engine = self.get_engine()
+        if core.exiting:
+            core.refuse_at_exit()
+        if self.may_wait and not self.claim.queue and self.engine.queues_at_once:
+            self.join_queue()
+        return latest
+
+    def bound_attempt(self, latest: float, admitted_until: float) -> float:
+        """The deadline of an attempt that had to wait until it was sent, or that is repeated until `wait` is over."""
+        latest = min(latest, admitted_until)
+        return timing.bounded_attempt(self.asked_at, latest, self.deadline) if self.retries else latest
+
+    def is_next(self) -> bool:
+        """Whether the claim is queued and may be granted now: it has been notified, or no other is ahead of it."""
+        waiter = self.lock._core.registry.waiting.get(self.claim.id_hash)
+        if waiter is None or self.busy is None:
             return False
-        when = self.lock.options.on_unavailable
-        if when == "run" and isinstance(error, Overloaded):
-            return self.answered or now < self.began + self.lock._core.options.call_timeout
-        return when == "wait" or isinstance(error, Overloaded)
+        return waiter.woken or waiter.recheck_at is not None or not self.busy.position
+
+    def join_queue(self) -> None:
+        """Let the claim queue from its next attempt on."""
+        self.claim = _with_queue(self.claim, self.deadline)
+
+    # ------------------------------------------------------------ granted
+
+    def register(self, grant: Grant) -> L | None:
+        """Make the grant a lease, which the watchdog renews from now on. None: it came too late to be trusted."""
+        lock, asked_at = self.lock, self.asked_at
+        core, options = lock._core, lock.options
+        if grant.token < 1:  # it would pass no fence, and be renewed as a claim in the queue
+            raise Unavailable(f"the grant of {self.claim.name} has no token", engine=core.engine_name)
+        valid_until = timing.valid_until(asked_at, grant.ttl, core.options.drift)
+        if options.strict:
+            valid_until = min(valid_until, timing.overdue_at(asked_at, grant.ttl))
+        if core.runtime.now() >= valid_until:
+            return None
+        if options.require:  # the server may have restarted with other settings while this waited
+            check_required(options.require, core.traits, core.engine_name)
+        lease: L = lock._lease_type(core, self.claim, grant, asked_at, valid_until, options.max_hold, options.strict)
+        core.register(lease, self.connection_epoch)  # type: ignore[arg-type]
+        return lease
+
+    def after_late_grant(self) -> None:
+        """Release a grant that came too late to be trusted. Raises if it would be useless to try again."""
+        self.answered, self.busy = True, None
+        self.release_claim()
+        self.late_grants += 1
+        now = self.lock._core.runtime.now()
+        if self.late_grants == _MAX_LATE_GRANTS or now >= self.deadline:
+            raise _late_grant_error(self.claim, now - self.asked_at)
+
+    def release_claim(self) -> None:
+        """Release the claim, and continue with a new id: the release must not hit the next attempt."""
+        claim = self.claim
+        self.engine.forget(without_min_hold(claim))
+        self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
+        self.sent = self.queued = False
+
+    def register_unguaranteed(self) -> L:
+        """A lease that the engine did not grant. Its claim is never sent: the one that was sent is being released."""
+        lock, claim = self.lock, self.lock._new_claim()
+        core = lock._core
+        lease = lock._lease_type(
+            core, claim, Grant(0, claim.ttl), core.runtime.now(), timing.NEVER, lock.options.max_hold
+        )
+        lease._mark_unguaranteed()
+        core.register_unguaranteed(lease)
+        return lease  # type: ignore[no-any-return]
+
+    # --------------------------------------------------------------- busy
+
+    async def after_busy(self, reply: Busy) -> None:
+        """Wait in the queue until the next attempt, or let it join the queue. Raises if the caller does not wait."""
+        core = self.lock._core
+        self.busy, self.answered, self.failures = reply, True, 0
+        self.sent, self.queued = False, self.claim.queue  # if it never queued, there is nothing to release
+        if self.waiting_deadlocks or core.runtime.now() >= self.deadline:
+            raise _not_acquired(self, reply)
+        if self.queued:
+            await self.wait_in_queue(reply)
+        else:
+            core.registry.shared["contended"] = True  # see `Engine.queues_at_once`
+            self.join_queue()
+
+    async def wait_in_queue(self, reply: Busy) -> None:
+        """Wait until it is time for the next attempt. The claim stays queued (E7)."""
+        core, options, claim = self.lock._core, self.lock.options, self.claim
+        now = core.runtime.now
+        if (waiter := core.registry.waiting.get(claim.id_hash)) is not None:
+            waiter.answered = True
+        if not self.waited:
+            self.waited, self.position = True, reply.position
+            self.search = WaitSearch(core, now()) if options.on_deadlock == "raise" else None
+        search = self.search
+        try:
+            while True:
+                self.report_waiting(now(), reply)
+                seconds = max(0.0, min(self.deadline - now(), timing.recheck_interval(reply.position)))
+                seconds = min(seconds, self.until_report(now()))
+                if search is not None:
+                    seconds = min(seconds, search.seconds_left(now()))
+                end = now() + seconds
+                await self.engine.wait(claim, reply, seconds)
+                if search is not None:
+                    await search.search_if_due(claim)
+                self.engine = self.get_engine()  # after every wait: waiters notice that the client was closed
+                if not end <= now() < self.deadline or not self.is_kept(reply):
+                    return
+        except Unavailable:
+            if options.on_unavailable != "wait":
+                raise
+            self.engine = self.get_engine()
+
+    def is_kept(self, reply: Busy) -> bool:
+        """Whether the watchdog keeps the claim in the queue, far from its head, so that another attempt would be
+        useless."""
+        core = self.lock._core
+        waiter = core.registry.waiting.get(self.claim.id_hash)
+        if waiter is None or waiter.cancelled or self.is_next():
+            return False
+        return timing.needs_no_attempt(reply.position, self.asked_at, waiter.kept_at, core.runtime.now())
+
+    def add_waiter(self, claim: Claim) -> Waiter:
+        core = self.lock._core
+        return core.registry.add_waiter(claim, core.runtime)
 
     def until_report(self, now: float) -> float:
         """Seconds until it is time to log that the caller still waits: after 10 seconds, and then every minute."""
@@ -110,201 +309,73 @@ class AcquireRequest(Generic[L]):
         fields.update(event="waiting", namespace=claim.namespace, lock=claim.name, engine=self.lock._core.engine_name)
         _log.info("%s", text, extra=log_lines.extra(**fields))
 
-    def add_waiter(self, claim: Claim) -> Waiter:
-        core = self.lock._core
-        return core.registry.add_waiter(claim, core.runtime)
+    # --------------------------------------------- not answered, or refused
 
-    def is_next(self, claim: Claim, reply: Grant | Busy | None) -> bool:
-        """Whether the claim is queued and may be granted now: it has been notified, or no other is ahead of it."""
-        waiter = self.lock._core.registry.waiting.get(claim.id_hash)
-        if waiter is None or not isinstance(reply, Busy):
+    def after_failure(self, error: Unavailable) -> bool:
+        """Whether the caller tries again, after a pause. If so, the claim queues from then on; it gets a new id if the
+        engine may know the old one."""
+        core, was_sent = self.lock._core, not isinstance(error, NotSent)
+        core.attempts.leave(self.claim.id_hash, answered=isinstance(error, Overloaded))
+        if not was_sent:
+            self.sent = False
+        if not self.may_wait or not self.may_retry(error, core.runtime.now()):
             return False
-        return waiter.woken or waiter.recheck_at is not None or not reply.position
+        if was_sent and (self.sent or self.queued):
+            self.release_claim()  # the engine may have sent a release of its own behind the attempt
+        self.failures += 1
+        self.join_queue()
+        return True
 
-    def is_kept(self, claim: Claim, reply: Busy, asked_at: float) -> bool:
-        """Whether the watchdog keeps the claim in the queue, far from its head, so that another attempt would be
-        useless."""
-        core = self.lock._core
-        waiter = core.registry.waiting.get(claim.id_hash)
-        if waiter is None or waiter.cancelled or self.is_next(claim, reply):
+    def may_retry(self, error: Unavailable, now: float) -> bool:
+        """Whether a caller that may wait tries again. After a refusal by an overloaded server it does, whatever
+        `on_unavailable` says, because the engine works and nothing was done. A caller that would rather run without a
+        grant does so only as long as it would wait for an answer."""
+        if isinstance(error, Reentered) or now >= self.deadline:
             return False
-        return timing.needs_no_attempt(reply.position, asked_at, waiter.kept_at, core.runtime.now())
+        when = self.lock.options.on_unavailable
+        if when == "run" and isinstance(error, Overloaded):
+            return self.answered or now < self.began + self.lock._core.options.call_timeout
+        return when == "wait" or isinstance(error, Overloaded)
 
-    async def wait_to_send(self, claim: Claim, deadline: float, retries: bool) -> tuple[float, Engine, Claim]:
-        """Wait until the attempt may be sent. Returns its deadline, the engine to send it to, and the claim: it queues
-        at once if other calls have met contention meanwhile."""
-        core = self.lock._core
-        now, call_timeout = core.runtime.now(), core.options.call_timeout
-        may_wait = self.wait != 0 and not self.waiting_deadlocks
-        if may_wait and now < deadline:
-            until = max(deadline, now + call_timeout)
-            if retries:
-                until = timing.bounded_attempt(now, timing.NEVER, deadline)
-            latest = await core.attempts.enter(claim.id_hash, until) + call_timeout
-        else:  # the caller waits for nothing but this answer: the time here counts into its `call_timeout`
-            latest = timing.call_deadline(now, call_timeout, claim.ttl)
-            await core.attempts.enter(claim.id_hash, latest)
-        engine = self.get_engine()
-        if core.exiting:
-            core.refuse_at_exit()
-        if may_wait and not claim.queue and engine.queues_at_once:
-            claim = _with_queue(claim, deadline)
-        return latest, engine, claim
+    def may_run(self, error: Unavailable) -> bool:
+        """Whether the caller may go on without a grant. Never after an answer: the name was held by another claim, or
+        the engine works and is slow, or busy with other calls of this client."""
+        if self.answered or isinstance(error, Reentered | Crowded):
+            return False
+        return self.lock.options.on_unavailable == "run"
 
-    def with_new_id(self, claim: Claim) -> Claim:
-        self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
-        return self.claim
-
-    def register(self, claim: Claim, grant: Grant, asked_at: float, valid_until: float, connection_epoch: object) -> L:
-        """Make the grant a lease, which the watchdog renews from now on."""
-        lock = self.lock
-        core, options = lock._core, lock.options
-        if options.require:  # the server may have restarted with other settings while this waited
-            check_required(options.require, core.traits, core.engine_name)
-        lease: L = lock._lease_type(core, claim, grant, asked_at, valid_until, options.max_hold, options.strict)
-        core.register(lease, connection_epoch)  # type: ignore[arg-type]
-        return lease
-
-    def register_unguaranteed(self) -> L:
-        """A lease that the engine did not grant. Its claim is never sent: the one that was sent is being released."""
-        lock, claim = self.lock, self.lock._new_claim()
-        core = lock._core
-        lease = lock._lease_type(
-            core, claim, Grant(0, claim.ttl), core.runtime.now(), timing.NEVER, lock.options.max_hold
-        )
-        lease._mark_unguaranteed()
-        core.register_unguaranteed(lease)
-        return lease  # type: ignore[no-any-return]
-
-
-async def acquire(request: AcquireRequest[L]) -> L:
-    """Acquire the name within `wait` seconds of `began`, or raise and leave no claim behind (E6)."""
-    lock, claim, wait = request.lock, request.claim, request.wait
-    core, options = lock._core, lock.options
-    now, call_timeout = core.runtime.now, core.options.call_timeout
-    deadline = timing.NEVER if wait is None else request.began + wait
-    may_wait, engine = wait != 0 and not request.waiting_deadlocks, request.get_engine()
-    if may_wait and engine.queues_at_once:
-        claim = _with_queue(claim, deadline)
-    must_release = sent_before = False
-    late_grants = failures = 0
-    retries = may_wait and options.on_unavailable == "wait"
-    attempts, reply = core.attempts, None
-    try:
-        while True:
-            if core.exiting:
-                core.refuse_at_exit()
-            sent_before = must_release
-            try:
-                if options.require:
-                    await core.check_traits(options.require, deadline if retries else timing.NEVER)
-                admitted_until, answered = timing.NEVER, False
-                try:
-                    if not attempts.try_enter(claim.id_hash) and not request.is_next(claim, reply):
-                        admitted_until, engine, claim = await request.wait_to_send(claim, deadline, retries)
-                    # Read before the request leaves (E8).
-                    asked_at, connection_epoch, must_release = now(), core.registry.connection_epoch, True
-                    latest = timing.call_deadline(asked_at, call_timeout, claim.ttl)
-                    if admitted_until < latest:
-                        latest = admitted_until
-                    if retries:
-                        latest = timing.bounded_attempt(asked_at, latest, deadline)
-                    reply, answered = await engine.attempt(claim, latest), True
-                except LeaseholdError as error:  # a refusal is an answer, too
-                    answered = not isinstance(error, Unavailable) or isinstance(error, Overloaded)
-                    raise
-                finally:
-                    attempts.leave(claim.id_hash, answered=answered)
-            except Unavailable as error:
-                if isinstance(error, NotSent):
-                    must_release = sent_before
-                if not may_wait or not request.may_retry(error, now(), deadline):
-                    raise
-                if must_release and not isinstance(error, NotSent):
-                    # A new id: the engine may have sent a release behind this attempt, which must not hit the next one.
-                    engine.forget(without_min_hold(claim))
-                    must_release, claim = False, request.with_new_id(claim)
-                claim, failures = _with_queue(claim, deadline), failures + 1
-                engine = await _pause_before_retry(request, claim, error, failures, is_queued=must_release)
-                continue
-            if isinstance(reply, Grant):
-                if reply.token < 1:  # it would pass no fence, and be renewed as a claim in the queue
-                    raise Unavailable(f"the grant of {claim.name} has no token", engine=core.engine_name)
-                valid_until = timing.valid_until(asked_at, reply.ttl, core.options.drift)
-                if options.strict:
-                    valid_until = min(valid_until, timing.overdue_at(asked_at, reply.ttl))
-                if now() < valid_until:
-                    return request.register(claim, reply, asked_at, valid_until, connection_epoch)
-                request.answered = True
-                engine.forget(without_min_hold(claim))  # granted too late to be trusted
-                # A new id: the release just sent must not hit the next attempt.
-                must_release, late_grants, claim = False, late_grants + 1, request.with_new_id(claim)
-                if late_grants == _MAX_LATE_GRANTS or now() >= deadline:
-                    raise _late_grant_error(claim, now() - asked_at)
-                continue
-            request.answered, failures = True, 0
-            must_release = claim.queue  # answered busy and never queued: nothing to release
-            if request.waiting_deadlocks or now() >= deadline:
-                raise _not_acquired(request, reply)
-            if claim.queue:
-                engine = await _wait_in_queue(request, engine, claim, reply, asked_at)
-            else:
-                core.registry.shared["contended"] = True  # see `Engine.queues_at_once`
-                claim = _with_queue(claim, deadline)
-    except BaseException:  # timed out, cancelled, Ctrl-C, unreachable: leave no claim behind (E6)
-        attempts.leave(claim.id_hash, answered=False)  # again: Ctrl-C may have interrupted it
-        if must_release:
-            engine.forget(without_min_hold(claim))  # sent at once, or retried by the watchdog; never a second wait
+    async def pause_before_retry(self, error: Unavailable) -> None:
+        """Pause after an attempt that was not answered, or was refused."""
+        runtime = self.lock._core.runtime
+        self.report_waiting(runtime.now(), error)
+        if isinstance(error, Overloaded):
+            # A claim in the queue may get its reservation soon: its pauses do not grow.
+            failures = 1 if self.queued else self.failures
+            pause = timing.overload_pause(failures, error.retry_in or 0.0, runtime.random())
+            await self.pause(pause, refused=not self.queued)
         else:
-            core.registry.remove_waiter(claim.id_hash)
-        raise
+            await self.pause(max(timing.outage_pause(self.failures, runtime.random()), error.retry_in or 0.0))
+        self.engine = self.get_engine()
 
+    async def pause(self, seconds: float, refused: bool = False) -> None:
+        """Sleep until the next try, at most until `wait` is over. The claim is registered as a waiter, so that
+        `close()` and notifications end the pause. `refused`: it is not in the queue, so no heartbeat is sent for it."""
+        runtime = self.lock._core.runtime
+        waiter, end = self.add_waiter(self.claim), min(runtime.now() + seconds, self.deadline)
+        waiter.refused = refused
+        while not waiter.cancelled and not waiter.woken and (left := end - runtime.now()) > 0:
+            await waiter.signal.wait(left)
 
-async def _wait_in_queue(
-    request: AcquireRequest[L], engine: Engine, claim: Claim, reply: Busy, asked_at: float
-) -> Engine:
-    """Wait until it is time for the next attempt, and return the engine to send it to. The claim stays queued (E7)."""
-    core, options = request.lock._core, request.lock.options
-    now, deadline = core.runtime.now, claim.wait_deadline
-    if (waiter := core.registry.waiting.get(claim.id_hash)) is not None:
-        waiter.answered = True
-    if not request.waited:
-        request.waited, request.position = True, reply.position
-        request.search = WaitSearch(core, now()) if options.on_deadlock == "raise" else None
-    search = request.search
-    try:
-        while True:
-            request.report_waiting(now(), reply)
-            seconds = max(0.0, min(deadline - now(), timing.recheck_interval(reply.position)))
-            seconds = min(seconds, request.until_report(now()))
-            if search is not None:
-                seconds = min(seconds, search.seconds_left(now()))
-            end = now() + seconds
-            await engine.wait(claim, reply, seconds)
-            if search is not None:
-                await search.search_if_due(claim)
-            engine = request.get_engine()  # after every wait: waiters notice that the client was closed
-            if not end <= now() < deadline or not request.is_kept(claim, reply, asked_at):
-                return engine
-    except Unavailable:
-        if options.on_unavailable != "wait":
-            raise
-        return request.get_engine()
+    # ------------------------------------------------------------ given up
 
-
-async def _pause_before_retry(
-    request: AcquireRequest[L], claim: Claim, error: Unavailable, failures: int, *, is_queued: bool
-) -> Engine:
-    """Pause after an attempt without an answer, or one that was refused, and return the engine to send the next to."""
-    runtime = request.lock._core.runtime
-    request.report_waiting(runtime.now(), error)
-    if isinstance(error, Overloaded):
-        # A claim in the queue may get its reservation soon: its pauses do not grow.
-        pause = timing.overload_pause(1 if is_queued else failures, error.retry_in or 0.0, runtime.random())
-        await _pause(request, claim, pause, refused=not is_queued)
-    else:
-        await _pause(request, claim, max(timing.outage_pause(failures, runtime.random()), error.retry_in or 0.0))
-    return request.get_engine()
+    def withdraw(self) -> None:
+        """Leave no claim behind (E6), without waiting for an answer."""
+        core = self.lock._core
+        core.attempts.leave(self.claim.id_hash, answered=False)  # again: Ctrl-C may have interrupted it
+        if self.sent or self.queued:
+            self.engine.forget(without_min_hold(self.claim))  # sent at once, or retried by the watchdog
+        else:
+            core.registry.remove_waiter(self.claim.id_hash)
 
 
 def _not_acquired(request: AcquireRequest[L], reply: Busy) -> LeaseholdError:
@@ -328,16 +399,6 @@ def _for_display(busy: Busy) -> Busy:
         pid = holder.pid if isinstance(holder.pid, int) else 0
         holder = Holder(server_text(holder.label), server_text(holder.host), pid, server_text(holder.purpose))
     return busy._replace(holder=holder, token=busy.token if isinstance(busy.token, int) else None)
-
-
-async def _pause(request: AcquireRequest[L], claim: Claim, seconds: float, refused: bool = False) -> None:
-    """Sleep until the next try, at most until `wait` is over. The claim is registered as a waiter, so that `close()`
-    and notifications end the pause. `refused`: it is not in the queue, so no heartbeat is sent for it."""
-    runtime = request.lock._core.runtime
-    waiter, end = request.add_waiter(claim), min(runtime.now() + seconds, claim.wait_deadline)
-    waiter.refused = refused
-    while not waiter.cancelled and not waiter.woken and (left := end - runtime.now()) > 0:
-        await waiter.signal.wait(left)
 
 
 def _with_queue(claim: Claim, wait_deadline: float) -> Claim:

@@ -2,6 +2,13 @@
 
 The state is computed from the clock when it is read, so nothing has to run for a lease to end. A renewal moves
 its local deadline; a break or a loss ends the lease earlier. Nothing brings an ended lease back.
+
+Where each decision is:
+
+- trusted, at risk or lost: `BaseLease.state`, `held` and `check`; lost for another reason than the clock: `_end_lost`
+- what a renewal's answer changes: `_on_renewal`
+- what a release means, and whether it is sent: `_release`; what its answer says: `_after_release`
+- a release when no work was done, or the `with` was interrupted: `_rollback`, `_release_nowait`
 """
 
 from __future__ import annotations
@@ -76,32 +83,11 @@ class BaseLease:
     """What `Lease` and `AsyncLease` share; they add the calls that wait. Belongs to no thread: pass it on freely."""
 
     __slots__ = (
-        "__weakref__",
-        "_at_risk_callbacks",
-        "_callbacks",
-        "_claim",
-        "_core",
-        "_depth",
-        "_expiry_entry_id",
-        "_final_state",
-        "_grant_asked_at",
-        "_interrupt",
-        "_lost_reason",
-        "_max_hold_at",
-        "_release_on_commit",
-        "_release_started",
-        "_renew_at",
-        "_renewal_attempted",
-        "_renewal_claim",
-        "_renewal_entry_id",
-        "_renewal_failed",
-        "_reports_release",
-        "_signals",
-        "_strict",
-        "_token",
-        "_validity",
-        "slot",
-    )
+        "__weakref__", "_at_risk_callbacks", "_callbacks", "_claim", "_core", "_depth", "_expiry_entry_id",
+        "_final_state", "_grant_asked_at", "_interrupt", "_lost_reason", "_max_hold_at", "_release_on_commit",
+        "_release_started", "_renew_at", "_renewal_attempted", "_renewal_claim", "_renewal_entry_id",
+        "_renewal_failed", "_reports_release", "_signals", "_strict", "_token", "_validity", "slot",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -382,47 +368,49 @@ class BaseLease:
         is sent. `held_lock` is marked as released as soon as nothing can keep the release from being sent."""
         if self._token is None:
             return self._end_unguaranteed(held_lock)
-        core, id_hash = self._core, self._claim.id_hash
-        now = core.runtime.now()
-        lost_reason = None  # decided before anything is sent
-        if self._final_state is not None or now >= self._validity.valid_until:
-            lost_reason = self._lost_reason_at(now)
-            if lost_reason is not None:
-                self._end_lost(lost_reason)
+        core, id_hash, now = self._core, self._claim.id_hash, self._core.runtime.now()
+        if now >= self._validity.valid_until:
+            self._end_lost(self._expiry_reason())  # unless it has ended already
+        live = sends = False
         try:
-            with core.mutex:
+            with core.mutex:  # no call in here: Ctrl-C cannot come between the marks and what they say
                 if held_lock is not None:
                     held_lock.released = True
                 if self._depth > 1:  # an inner hold of a reentrant lock
                     self._depth -= 1
                     return True
-                over_at_engine = self._final_state is LOST and self._lost_reason not in BY_LOCAL_CLOCK
-                if self._release_started or over_at_engine:
-                    return False
-                self._release_started = True
-                if self._final_state is None:
-                    self._final_state = RELEASED
+                live = self._final_state is None
+                if not live and (self._release_started or self._lost_reason not in BY_LOCAL_CLOCK):
+                    return False  # it was released before, or the engine has ended the grant
+                self._release_started, self._final_state = True, self._final_state or RELEASED
+            sends = True
             core.in_flight.add(id_hash)  # before unwatch(): close() finds it here or in the registry
             core.watchdog.unwatch(id_hash)
             if self._signals:
                 self._set_signals()
             try:
                 ended = await core.send_release(self._claim, now)
-                answered = True
             except Unavailable as error:
                 core.retry_release(self._claim, error)
-                ended, answered = None, False
+                ended = live = False  # it may have ended the grant or not
         except BaseException:  # cancelled, Ctrl-C: the outcome is unknown, so release it again
             if self._release_started:
                 core.forget(self._claim)
             raise
         finally:
-            core.in_flight.discard(id_hash)
-        if answered and not ended and lost_reason is None:
+            if sends:  # else another call may have sent the release, and close() waits for that one
+                core.in_flight.discard(id_hash)
+        if ended and not self._reports_release:
+            return live
+        return self._after_release(ended, live)
+
+    def _after_release(self, ended: bool | None, live: bool) -> bool:
+        """What the engine's answer to a release says. `live`: the lease was not lost, and the engine did answer."""
+        if live and not ended:
             self._on_missing_grant(ended)
         if self._reports_release and self._final_state is RELEASED:
-            core.emit("released", self._claim, self._token, self._grant_asked_at, self.slot)
-        return bool(ended) and lost_reason is None
+            self._core.emit("released", self._claim, self._token, self._grant_asked_at, self.slot)
+        return live and bool(ended)
 
     def _end_unguaranteed(self, held_lock: HeldLock | None) -> bool:
         """End a lease that the engine did not grant: there is nothing to release."""

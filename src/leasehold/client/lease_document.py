@@ -244,16 +244,7 @@ async def take_over(core: ClientCore, lease_type: type[L], text: str) -> L:
     """Go on with the lease of a document: in this client, whose watchdog renews it from now on."""
     document = load(text)
     claim, traits = document.claim, core.traits
-    if document.engine != core.engine_name:
-        raise ConfigError(
-            f"{claim.name} was handed over on {document.engine}, and this client uses {core.engine_name}: "
-            "use a client with the same URL"
-        )
-    if claim.namespace != core.options.namespace:
-        raise ConfigError(
-            f"{claim.name} is held in the namespace {claim.namespace!r}, and this client uses "
-            f"{core.options.namespace!r}: use a client with the same namespace"
-        )
+    _refuse_foreign(core, document)
     if not traits.outlives:
         raise Unsupported(
             f"{core.engine_name} cannot take over a lease: its grants die with their client",
@@ -289,6 +280,22 @@ async def take_over(core: ClientCore, lease_type: type[L], text: str) -> L:
     return lease
 
 
+def _refuse_foreign(core: ClientCore, document: Document) -> None:
+    """Raise ConfigError if this client uses another engine or namespace. That engine would answer that it does not know
+    the claim, as if the lease had ended; it is not asked."""
+    claim = document.claim
+    if document.engine != core.engine_name:
+        raise ConfigError(
+            f"the lease of {claim.name} is on {document.engine}, and this client uses {core.engine_name}: use the URL "
+            "with which the lease was acquired"
+        )
+    if claim.namespace != core.options.namespace:
+        raise ConfigError(
+            f"{claim.name} is held in the namespace {claim.namespace!r}, and this client uses "
+            f"{core.options.namespace!r}: use a client with the same namespace"
+        )
+
+
 async def _use_ticket(core: ClientCore, engine: Engine, document: Document) -> None:
     """Raises `LeaseLost` unless this call, of all that were ever made, ended the ticket."""
     if document.ticket is not None and not await engine.release(document.ticket_claim(), core.deadline()):
@@ -306,7 +313,8 @@ async def _renewed(core: ClientCore, engine: Engine, claim: Claim, token: int, *
 
 async def renew(core: ClientCore, document: Document, ttl: float | None = None) -> float:
     """Renew, and return how many seconds it lives from now at least. Raises `LeaseLost` if it has ended, `Unavailable`
-    if the engine does not answer."""
+    if the engine does not answer, `ConfigError` if it is from another engine or namespace."""
+    _refuse_foreign(core, document)
     claim, *others = [claim if ttl is None else claim._replace(ttl=ttl) for claim in document.claims()]
     began = core.runtime.now()
     reply = await _renewed(core, core.engine(), claim, claim.token, *others)
@@ -314,7 +322,9 @@ async def renew(core: ClientCore, document: Document, ttl: float | None = None) 
 
 
 async def release(core: ClientCore, document: Document) -> bool:
-    """Release it. False: it had already ended. Raises `Unavailable`: it then expires, or can be released again."""
+    """Release it. False: it had already ended. Raises `Unavailable`: it then expires, or can be released again. Raises
+    `ConfigError` if it is from another engine or namespace."""
+    _refuse_foreign(core, document)
     claim, *others = document.claims()
     try:
         released = bool(await core.engine().release(claim, core.deadline()))

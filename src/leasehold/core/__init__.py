@@ -6,6 +6,7 @@ timing.py          every duration: trust, renewal, heartbeat, backoff
 names.py           names, namespaces, claim ids and their hashes
 deadlocks.py       cycles among waiters
 once.py            states of a run-once record
+record_fields.py   the JSON of records, which another program may have written
 ticks.py           numbered ticks of a schedule
 conflicts.py       which errors mean that another writer was first
 breaker.py         when to stop asking an engine that does not answer

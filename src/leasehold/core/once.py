@@ -12,8 +12,9 @@ that the late runner still writes. No clock decides any of this.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
+from leasehold.core.record_fields import is_count, is_text, is_time, load_fields
 from leasehold.errors import ConfigError
 
 RunState: TypeAlias = Literal["running", "done", "failed"]
@@ -40,18 +41,27 @@ class RunRecord(NamedTuple):
         return self.state == "done" or (self.state == "failed" and self.final)
 
 
+_IS_VALID: Final = {
+    "state": get_args(RunState).__contains__,
+    "token": is_count,
+    "runs": is_count,
+    "holder": is_text,
+    "at": is_time,
+    "request": is_text,
+    "error": is_text,
+    "final": lambda value: isinstance(value, bool),
+}
+_OPTIONAL: Final = RunRecord._field_defaults.keys()
+
+
 def dump(run: RunRecord) -> bytes:
     return json.dumps(run._asdict(), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def load(data: bytes) -> RunRecord:
     """Parse a record, ignoring fields that this version does not know. Raises ConfigError."""
-    try:
-        return RunRecord(**{field: value for field, value in json.loads(data).items() if field in RunRecord._fields})
-    except (ValueError, TypeError, AttributeError):
-        raise ConfigError(
-            "the value stored under this key is not a `once` record: is the key used for something else?"
-        ) from None
+    found = load_fields(data, "a `once` record", _IS_VALID, _OPTIONAL)
+    return RunRecord(**{field: value for field, value in found.items() if field in RunRecord._fields})
 
 
 def next_run(previous: RunRecord | None, *, token: int, holder: str, at: float, request: str) -> RunRecord:

@@ -201,6 +201,8 @@ class _UntilClosed:
     def gets(self) -> bool:
         return False
 
+    mid_reply = False
+
 
 async def certificate_left(
     address: SocketAddress, tls: ssl.SSLContext | None, runtime: Runtime, deadline: float

@@ -29,15 +29,17 @@ def log_once(log: logging.Logger, level: int, text: str) -> None:
     log.log(level, "%s", text)
 
 
-def log_seldom(log: logging.Logger, level: int, text: str) -> None:
-    """Log a text at most every ten seconds, with how often it happened since the last time."""
+def log_seldom(log: logging.Logger, level: int, text: str, detail: str = "") -> None:
+    """Log a text at most every ten seconds, with how often it happened since the last time. `detail`: what is different
+    each time, such as what a server says; it is shown at the end."""
     key, now = (log.name, text), monotonic()
     logged_at, skipped = _recent.get(key, (-_INTERVAL, 0))
     if now < logged_at + _INTERVAL:
         _recent[key] = logged_at, skipped + 1
-        log.debug("%s", text)
+        log.debug("%s%s", text, detail)
         return
     if len(_recent) >= _MAX_LINES:
         _recent.clear()
     _recent[key] = now, 0
-    log.log(level, "%s", f"{text} ({skipped} more times since the last line)" if skipped else text)
+    text = f"{text} ({skipped} more times since the last line)" if skipped else text
+    log.log(level, "%s%s", text, detail)

@@ -12,7 +12,7 @@ from leasehold.core import timing
 from leasehold.core.names import MAX_NAME_BYTES, encode
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.records import stores
-from leasehold.records.store import Record, Store
+from leasehold.records.store import MAX_DATA, Record, Store
 from leasehold.runtime.base import maybe_await
 
 _TRIES: Final = 3
@@ -59,6 +59,11 @@ class RecordAccess:
         the first one was applied. If another writer replaced that version since, the outcome is unknown: raises
         `Unavailable` if `what` names the record, else returns None.
         """
+        if len(data) > MAX_DATA:
+            raise ConfigError(
+                f"a record has at most {MAX_DATA:,} bytes, and this one has {len(data):,}: store a reference to the "
+                "data instead"
+            )
         self.core.bind_loop()
         runtime, failure = self.core.runtime, cast("Unavailable | None", None)
         deadline = runtime.now() + self.core.options.call_timeout

@@ -23,6 +23,7 @@ from leasehold.client.lease import BaseLease
 from leasehold.client.lock import BaseLock
 from leasehold.config import DAY, MAX_RESULT, Duration, check_seconds
 from leasehold.core import once as core
+from leasehold.core.record_fields import is_text
 from leasehold.errors import ConfigError, LeaseLost, Mismatch, RunFailed, StaleToken
 from leasehold.model import Outcome
 from leasehold.records.access import RecordAccess, key_lock, open_records
@@ -63,15 +64,10 @@ class OnceOptions:
             check_seconds("keep", self.keep, allow_zero=False)
         if self.on_failure not in ("retry", "keep"):
             raise ConfigError(f"on_failure must be 'retry' or 'keep', not {self.on_failure!r}")
-        if not isinstance(self.request, str) or len(self.request) > 200 or not _is_encodable(self.request):
+        if not is_text(self.request) or len(self.request) > 200:
             raise ConfigError("request must be a string of at most 200 characters, such as a hash of the request")
         if isinstance(self.max_result, bool) or not isinstance(self.max_result, int) or self.max_result < 0:
             raise ConfigError(f"max_result must be a number of bytes (0: keep no result), not {self.max_result!r}")
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether a record can hold the text: lone surrogates cannot be encoded."""
-    return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
 class Once:

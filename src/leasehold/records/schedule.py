@@ -18,6 +18,7 @@ from typing import Any, Final
 from leasehold.client.lock import BaseLock
 from leasehold.config import Duration, check_seconds
 from leasehold.core import timing
+from leasehold.core.record_fields import is_time, is_whole_number, load_fields
 from leasehold.core.ticks import IntervalTicks, Missed, Ticks
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired, RunFailed, Unavailable
 from leasehold.records.access import RecordAccess
@@ -30,6 +31,7 @@ _log = logging.getLogger("leasehold.schedule")
 KIND: Final = "schedule"
 
 _TICK_KIND: Final = "tick"
+_IS_VALID: Final = {"settled": is_whole_number, "time": lambda value: value is None or is_time(value)}
 _PAUSE: Final = 0.05  # between attempts while the lock is held for another tick
 _MAX_PAUSE: Final = 1.0
 _MAX_CLOCK_DIFFERENCE: Final = 3600.0  # between clocks, in seconds: records of ticks are kept this much longer
@@ -196,6 +198,6 @@ class BaseSchedule:
 
     def _completed_number(self, record: Record) -> int:
         """The number of the recorded tick. If the schedule had other times then, that of the last tick before it."""
-        data = json.loads(record.data)
-        number, time = int(data["settled"]), data.get("time")
+        data = load_fields(record.data, "the record of a schedule", _IS_VALID, {"time"})
+        number, time = data["settled"], data.get("time")
         return number if time in (None, self.ticks.time_of(number)) else self.ticks.current_number(time)

@@ -11,11 +11,14 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from leasehold.core import timing
+from leasehold.core.record_fields import is_count, is_text, load_fields
 from leasehold.errors import ConfigError, Conflict
 from leasehold.records.access import RecordAccess
+from leasehold.records.store import Record
 
 KIND: Final = "status"
 
+_IS_VALID: Final = {"state": is_text, "steps": is_count}
 _TRIES: Final = 20  # each failed one means that another caller made a step
 _PAUSE: Final = 0.005
 _MAX_PAUSE: Final = 0.2
@@ -34,7 +37,7 @@ class BaseStatus:
 
     async def _get(self) -> str:
         record = await self._records.read(self._record_key)
-        return self.start if record is None else str(json.loads(record.data)["state"])
+        return self.start if record is None else str(_load(record)["state"])
 
     async def _move(self, to: str, expected: str | Collection[str] | None) -> str:
         """Move to the state `to`, and return the previous state."""
@@ -42,14 +45,14 @@ class BaseStatus:
         runtime = self._records.core.runtime
         for tries in range(_TRIES):
             record = await self._records.read(self._record_key)
-            found: dict[str, Any] = json.loads(record.data) if record else {"state": self.start, "steps": 0}
-            state = str(found["state"])
+            found: dict[str, Any] = _load(record) if record else {"state": self.start, "steps": 0}
+            state = found["state"]
             if state not in allowed:
                 wanted = " or ".join(sorted(allowed))
                 raise Conflict(self.name, text=f"{self.name} is {state}, not {wanted}: it was not moved", found=state)
             new_record = {"state": to, "steps": found["steps"] + 1, "at": runtime.wall()}
             if await self._records.swap(self._record_key, json.dumps(new_record).encode(), record, None, self.name):
-                return state
+                return str(state)
             await runtime.sleep(timing.backoff(tries, _PAUSE, _MAX_PAUSE, runtime.random()))
         raise Conflict(self.name, attempts=_TRIES)
 
@@ -64,6 +67,10 @@ class BaseStatus:
             known = " or ".join(map(repr, sorted(defined)))
             raise ConfigError(f"{self.name} cannot be moved to {to!r} from {chosen}, only from {known}")
         return wanted
+
+
+def _load(record: Record) -> dict[str, Any]:
+    return load_fields(record.data, "the record of a status", _IS_VALID)
 
 
 def _check_moves(moves: Mapping[str, Collection[str]], start: str) -> dict[str, frozenset[str]]:

@@ -20,8 +20,16 @@ one, and after a lost answer the version tells whether the write was applied.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+from leasehold.errors import ConfigError
+
+VERSION_LENGTH: Final = 32
+MAX_DATA: Final = 8_000_000  # bytes: engines accept replies of 8 MiB
+
+_VERSION: Final = re.compile(f"[0-9a-f]{{{VERSION_LENGTH}}}")
 
 
 class Record(NamedTuple):
@@ -31,8 +39,24 @@ class Record(NamedTuple):
     data: bytes
 
 
+def check_record(version: object, data: object) -> Record:
+    """What a store found, as a record. Raises ConfigError if Leasehold cannot have written it: then no call may act on
+    it, nor replace it."""
+    if (
+        isinstance(version, str)
+        and _VERSION.fullmatch(version)
+        and isinstance(data, bytes | bytearray | memoryview)
+        and len(data) <= MAX_DATA
+    ):
+        return Record(version, bytes(data))
+    raise ConfigError(
+        "what is stored under this key is not a record of Leasehold: did another program write it? Use another key or "
+        "namespace, or remove it"
+    )
+
+
 class Store(Protocol):
-    """Keys are short printable ASCII without blanks, at most 1600 characters; data is at most a few megabytes."""
+    """Keys are short printable ASCII without blanks, at most 1600 characters; data is at most `MAX_DATA` bytes."""
 
     def read(self, key: str, seconds: float) -> Record | Awaitable[Record | None] | None:
         """The record, or None if there is none (S2, S3). Raises `Unavailable` after `seconds` without an answer."""

@@ -17,7 +17,7 @@ settings.py    flags over environment over configuration file over defaults
 keys.py        the file of API keys       auth.py    who calls, and what the caller may do
 limits.py      how much is admitted at once, and what is refused first
 tls.py         certificates               watched_files.py files that are read again when they change
-protocol.py    uvicorn's HTTP protocol, with limits
+protocol.py    uvicorn's HTTP protocol, with limits           listener.py  accepts connections
 audit.py       who was granted, released, broke or was refused what
 spans.py       the trace of each request, and its spans for OpenTelemetry
 feed.py        what happens through this server, for callers that watch it

@@ -21,7 +21,7 @@ from leasehold.events import Event, EventKind
 from leasehold.model import Alive, Claim, Gone, Grant
 from leasehold.server import api, calls, feed, metrics, openapi, problems, queries, schemas
 from leasehold.server.audit import Audit
-from leasehold.server.auth import Authenticator, certificate_names
+from leasehold.server.auth import Authenticator, Caller, certificate_names
 from leasehold.server.dashboard.routes import Dashboard
 from leasehold.server.history import History
 from leasehold.server.limits import CONNECTION, Admitted, CountedConnection, Limits
@@ -66,7 +66,7 @@ _PROBE: Final = ("invalid", "draining", "engine-unavailable")
 # These have no HEAD: the answer would stay open, and that of /v1/stream would end the client's own stream.
 _STREAMS: Final = frozenset({"/v1/events", "/v1/stream"})
 # What may keep a connection for long: refused to a key with too many. Anything else, such as a renewal, is answered.
-_LONG: Final = _STREAMS | {"/v1/acquire"}
+_LONG: Final = _STREAMS | {"/v1/acquire", "/ui/stream"}
 
 # They wait until they may begin once their length is known.
 _BATCHES: Final = frozenset({"/v1/calls", "/v1/renew-many"})
@@ -226,13 +226,8 @@ class App:
         client = request.header(b"leasehold-client")
         if client and not _CLIENT_ID.fullmatch(client):
             raise invalid("Leasehold-Client has 1 to 64 letters, digits, '.', '_' or '-'", 400)
-        request.caller, request.client = caller, (caller.who, client.decode())
-        request.is_last = not self.limits.connection(caller, request.connection)
-        if request.is_last and request.path in _LONG:
-            detail = f"{caller.who} has {self.limits.settings.connections_per_key} connections at this server"
-            raise TooMany(f"{detail}, which is its limit: retry")
-        if request.path not in _BATCHES:
-            await self.limits.begin(caller)
+        request.client = (caller.who, client.decode())
+        await self.admit(request, caller)
 
     def _read_within(self, request: Request) -> tuple[float, bool]:
         """How long the caller waits for the engine: its `Leasehold-Within`, else `call_timeout`."""
@@ -264,6 +259,17 @@ class App:
             self.metrics.request_seconds.series(path).observe(max(0.0, seconds))
 
     # ------------------------------------------------------ used by the routes
+
+    async def admit(self, request: Request, caller: Caller) -> None:
+        """Count the connection for this caller, and wait until the request may begin. Raises TooMany if the caller has
+        too many connections, and this request would keep one for long."""
+        request.caller = caller
+        request.is_last = not self.limits.connection(caller, request.connection)
+        if request.is_last and request.path in _LONG:
+            detail = f"{caller.who} has {self.limits.settings.connections_per_key} connections at this server"
+            raise TooMany(f"{detail}, which is its limit: retry")
+        if request.path not in _BATCHES:
+            await self.limits.begin(caller)
 
     def report(self, kind: EventKind, request: Request, claim: Claim, **fields: Any) -> None:
         """Pass an event to the audit log and to callers that watch."""

@@ -51,17 +51,17 @@ class Limits:
         )
 
     def connection(self, caller: Caller, connection: CountedConnection) -> bool:
-        """Count an open connection for the key that uses it now. False: this key has too many, so this one is not
-        counted, and must be closed after its answer."""
+        """Count an open connection for the key that uses it now. False: this key has too many, so this one still counts
+        for the key that used it before, if any, and must be closed after its answer."""
         connection.identify(caller)
         most = self.settings.connections_per_key
-        if not most or not caller.limited or connection.who == caller.who:
-            return True
-        connection.end()
-        if self._connections.get(caller.who, 0) >= most:
-            self.refused["connections_per_key"] = self.refused.get("connections_per_key", 0) + 1
-            return False
-        connection.begin(caller.who, self._connections)
+        if most and caller.limited and connection.who != caller.who:
+            if self._connections.get(caller.who, 0) >= most:
+                self.refused["connections_per_key"] = self.refused.get("connections_per_key", 0) + 1
+                return False
+            connection.end()
+            connection.begin(caller.who, self._connections)
+        connection.is_admitted = True
         return True
 
     def call(self, caller: Caller, kind: Class, namespace: str | None = None, name: str = "") -> Admitted:
@@ -201,13 +201,16 @@ class Bodies:
 class CountedConnection:
     """An open connection, counted for the key that has used it last until `end`, with the bodies that it has sent."""
 
-    __slots__ = ("_bodies", "_caller", "_counts", "_in_memory", "who")
+    __slots__ = ("_bodies", "_counts", "_in_memory", "caller", "is_admitted", "who")
 
     def __init__(self, bodies: Bodies | None = None) -> None:
         self.who = ""  # empty: it is not counted
+        self.is_admitted = False  # a caller has used it that had room for it: it is not closed to make room for others
         self._counts: dict[str, int] = {}
         self._bodies = bodies or Bodies()
-        self._caller: str | None = ""  # whose bodies these are
+        self.caller: str | None = (
+            ""  # whose bodies these are; empty: not known yet, None: one without limits of its own
+        )
         self._in_memory = 0
 
     def begin(self, who: str, counts: dict[str, int]) -> None:
@@ -221,31 +224,26 @@ class CountedConnection:
                 del self._counts[self.who]
             self.who = ""
 
-    @property
-    def is_known(self) -> bool:
-        """Whether a caller has shown who it is on this connection."""
-        return self._caller != ""
-
     def identify(self, caller: Caller) -> None:
         """From now on the bodies of this connection count for this caller."""
         who = caller.who if caller.limited else None
-        if who != self._caller:
+        if who != self.caller:
             size = self._in_memory
             self.drop_bodies()
-            self._caller = who
+            self.caller = who
             self.keep_body(size)
 
     def has_room(self, size: int) -> bool:
         """Whether a part of a body with this size may be kept."""
-        return self._bodies.has_room(self._caller, size)
+        return self._bodies.has_room(self.caller, size)
 
     def keep_body(self, size: int) -> None:
         self._in_memory += size
-        self._bodies.add(self._caller, size)
+        self._bodies.add(self.caller, size)
 
     def drop_bodies(self) -> None:
         """All requests are answered."""
-        self._bodies.add(self._caller, -self._in_memory)
+        self._bodies.add(self.caller, -self._in_memory)
         self._in_memory = 0
 
 

@@ -31,6 +31,7 @@ BATCH_PATHS: Final = frozenset({b"/v1/calls", b"/v1/renew-many"})
 MAX_HEADERS: Final = 100
 MAX_PIPELINED: Final = 16  # requests that wait behind one that is being answered
 LINGER: Final = 1.0  # seconds in which a refused caller can read why, before the connection is closed
+_MAX_LINGERING: Final = 100  # connections above the limit that are told so; further ones are closed at once
 _MAX_DISCARDED: Final = 1024 * 1024  # bytes of a refused caller that are read and dropped
 
 # Headers that must not be repeated: two parsers could choose different ones.
@@ -63,19 +64,22 @@ class Rules:
     body_seconds: float = 20.0
     write_seconds: float = 20.0  # in which a caller must read something of its answer
     bodies: Bodies = field(default_factory=Bodies)  # that are received or being answered
-    # Connections on which no caller has shown a key or certificate, the oldest first; some may have by now. None: this
-    # server asks for neither.
+    unread: Bodies = field(default_factory=Bodies)  # answers that callers do not read as fast as they come
+    # Connections on which no caller has shown a key or certificate, or only a caller with too many of them, the oldest
+    # first; some may have been admitted by now. None: this server asks for neither key nor certificate.
     strangers: dict[Protocol, None] | None = None
+    refused: dict[str, int] = field(default_factory=dict)  # limit -> refusals, for metrics
 
     @classmethod
-    def of(cls, settings: Settings) -> Rules:
+    def of(cls, settings: Settings, refused: dict[str, int] | None = None) -> Rules:
         """Without authentication on loopback, a web page could reach the server under a host name of its own (DNS
         rebinding). So only names of this machine are accepted there."""
         hosts = None
         own = {split_address(each)[0] for each in settings.listen if not each.startswith("unix:")}
         if own and not settings.authenticates and all(is_local(address) for address in settings.listen):
             hosts = _LOOPBACK_NAMES | own
-        return cls(settings.limits.connections, hosts, strangers={} if settings.authenticates else None)
+        strangers: dict[Protocol, None] | None = {} if settings.authenticates else None
+        return cls(settings.limits.connections, hosts, strangers=strangers, refused={} if refused is None else refused)
 
 
 def protocol_for(rules: Rules) -> Callable[..., Protocol]:
@@ -98,6 +102,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = self._body_bytes = self._body_limit = 0
         self._timer: asyncio.TimerHandle | None = None  # for the rest of a head or body
         self._write_timer: asyncio.TimerHandle | None = None
+        self._unread_answer: tuple[str | None, int] | None = None  # caller and bytes, while the caller does not read
         self._connection = CountedConnection(rules.bodies)
         self._names: tuple[str, ...] = ()
         self._names_until = 0.0
@@ -107,6 +112,11 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._rules.connections and not self._close_a_stranger():
+            self._count_refusal("connections")
+            if len(self.connections) > self._rules.connections + _MAX_LINGERING:
+                self._refused = True
+                self.loop.call_soon(transport.abort)
+                return
             self._refuse(ServerOverloaded(f"this server has {self._rules.connections} connections open: retry"))
             return
         if (connection := transport.get_extra_info("ssl_object")) is not None:
@@ -123,7 +133,7 @@ class Protocol(HttpToolsProtocol):
         while strangers:
             oldest = next(iter(strangers))
             del strangers[oldest]
-            if not oldest._connection.is_known:
+            if not oldest._connection.is_admitted:
                 oldest.transport.abort()
                 return True
         return False
@@ -139,6 +149,7 @@ class Protocol(HttpToolsProtocol):
         self._hang_up(self._answering)
         self._unset_keepalive_if_required()
         self._connection.drop_bodies()
+        self._drop_unread_answer()
         self._expect_nothing()
         self._stop_write_timer()
         self._connection.end()
@@ -175,10 +186,24 @@ class Protocol(HttpToolsProtocol):
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self._rules.write_seconds, self.transport.abort)
+        self._drop_unread_answer()
+        unread, (caller, size) = self._rules.unread, (self._connection.caller, self.transport.get_write_buffer_size())
+        if not unread.has_room(caller, size):
+            self._count_refusal("unread_answers_per_key")
+            self.loop.call_soon(self.transport.abort)  # not inside its own call
+        self._unread_answer = caller, size
+        unread.add(caller, size)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_write_timer()
+        self._drop_unread_answer()
+
+    def _drop_unread_answer(self) -> None:
+        if self._unread_answer is not None:
+            caller, size = self._unread_answer
+            self._unread_answer = None
+            self._rules.unread.add(caller, -size)
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
@@ -235,6 +260,9 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     # -- what is refused
+
+    def _count_refusal(self, limit: str) -> None:
+        self._rules.refused[limit] = self._rules.refused.get(limit, 0) + 1
 
     def _head_problem(self) -> Problem | None:
         if self._head_bytes + len(self.url) > self._rules.head_bytes or len(self.headers) > MAX_HEADERS:

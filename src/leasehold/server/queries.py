@@ -111,9 +111,10 @@ async def stats(app: App, request: Request) -> Response:
     with checked():
         namespace = check_namespace(arguments.get("namespace", ""))
     request.allow_reading(namespace, "", exact=False)  # groups are parts of all its names
+    seconds = _read_seconds(arguments.get("seconds"))
     with app.limits.call(request.caller, "read", namespace):
-        seconds = _read_seconds(arguments.get("seconds"))
-        found, missing = await app.peers.stats(namespace, seconds, local=_flag(arguments, "local"))
+        async with app.limits.listing(request.caller, app.deadline(request) - app.service.runtime.now()):
+            found, missing = await app.peers.stats(namespace, seconds, local=_flag(arguments, "local"))
     return json_response(
         schemas.StatsAnswer(stats=found, missing=_missing(app, request, missing), server=app.peers.instance)
     )

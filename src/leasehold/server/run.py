@@ -33,6 +33,7 @@ from leasehold.server.audit import Audit
 from leasehold.server.auth import Authenticator
 from leasehold.server.demo import ExampleTraffic
 from leasehold.server.limits import Limits
+from leasehold.server.listener import MAX_HANDSHAKES, Listener
 from leasehold.server.peers import Peer
 from leasehold.server.protocol import Rules, protocol_for
 from leasehold.server.service import Service
@@ -46,10 +47,12 @@ from leasehold.telemetry.logs import JSONFormatter
 _log = logging.getLogger("leasehold.server")
 
 _BACKLOG: Final = 2048
+_SEND_BUFFER: Final = (
+    256 * 1024
+)  # bytes of one connection in the kernel, which would keep megabytes that no caller reads
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
 _REFRESH_INTERVAL: Final = 0.5  # seconds between two checks of the key file and the certificates; two must agree
-_HANDSHAKE_SECONDS: Final = 5.0  # for TLS
 _OTHER_FILES: Final = 256  # open files that are no connections of callers: the engine's, logs, libraries
 
 
@@ -64,19 +67,15 @@ class Server(uvicorn.Server):
         self._app, self._on_started, self._on_hangup = app, on_started, on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's own would wait a minute for half a TLS handshake."""
+        """uvicorn's own would accept one connection in each turn of the event loop, and wait a minute for half a TLS
+        handshake."""
 
         def connect() -> asyncio.Protocol:
             protocol_class: Any = self.config.http_protocol_class
             made: asyncio.Protocol = protocol_class(config=self.config, server_state=self.server_state, app_state={})
             return made
 
-        loop, context = asyncio.get_running_loop(), self.config.ssl
-        timeout = None if context is None else _HANDSHAKE_SECONDS
-        self.servers = [
-            await loop.create_server(connect, sock=sock, ssl=context, ssl_handshake_timeout=timeout, backlog=_BACKLOG)
-            for sock in sockets or ()
-        ]
+        self.servers = [Listener(sock, connect, self.config.ssl) for sock in sockets or ()]  # type: ignore[misc]
         self.started = True
         self._on_started()
 
@@ -96,7 +95,7 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it. `say` gets the line for each address, once it is served. Raises ConfigError."""
     _prepare_logs(settings)
-    _allow_open_files(settings.limits.connections)
+    _allow_open_files(settings.limits.connections, MAX_HANDSHAKES if settings.tls else 0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until its handler is set
     check(settings)
     with contextlib.ExitStack() as stack:
@@ -120,9 +119,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             Workers(settings.workers, run).run(on_started)
 
 
-def _allow_open_files(connections: int) -> None:
+def _allow_open_files(connections: int, handshakes: int) -> None:
     """A shell often allows 1,024 open files, fewer than the server's connections. Raise that as far as permitted."""
-    wanted = connections + _OTHER_FILES
+    wanted = connections + handshakes + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
@@ -227,7 +226,7 @@ async def _serve(
 def _uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=protocol_for(Rules.of(settings)),  # type: ignore[arg-type]  # it wants a class, and only calls it
+        http=protocol_for(Rules.of(settings, app.limits.refused)),  # type: ignore[arg-type]  # it wants a class, and only calls it
         ws="none",
         lifespan="off",
         log_config=None,
@@ -287,6 +286,7 @@ def _is_served(path: str) -> bool:
 def _bind(sock: socket.socket, where: Any) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # connections have that of their listener
         sock.bind(where)
         sock.listen(_BACKLOG)
     except OSError:

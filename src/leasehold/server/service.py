@@ -34,7 +34,7 @@ from leasehold.core.texts import escape
 from leasehold.engines.base import Engine
 from leasehold.engines.registry import snapshot_items
 from leasehold.engines.remote.wire import Hello, Lost, Moved, Notification, Wakeup
-from leasehold.errors import ConfigError, LeaseholdError, NotSent, Reentered, Unavailable, Unsupported
+from leasehold.errors import ConfigError, LeaseholdError, ListingTooLong, NotSent, Reentered, Unavailable, Unsupported
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.loop import Loop
 from leasehold.server.problems import Draining, invalid
@@ -363,8 +363,12 @@ class Service:
         except Reentered:
             raise
         except Unavailable as error:
-            outcome = "unavailable"
-            self._on_silence(error, began, deadline)
+            if isinstance(error, ListingTooLong):  # the engine answered: other callers must not pay for a long list
+                outcome = "refused"
+                self._on_answer()
+            else:
+                outcome = "unavailable"
+                self._on_silence(error, began, deadline)
             raise
         except LeaseholdError:  # a refusal is an answer
             outcome = "refused"

@@ -71,6 +71,7 @@ def test_late_pair_is_finished_but_does_not_count(monkeypatch):
 def test_name_of_failed_pair_is_used_again_once_it_must_be_free(monkeypatch, held_seconds, expected):
     monkeypatch.setattr(load_worker, "GRACE", 60.0)
     monkeypatch.setattr(*probe_cli.FAILED_NAME_SECONDS, held_seconds)
+    monkeypatch.setattr(*probe_cli.FAILED_PAIR_SECONDS, 0.0)
     names = []
 
     class FailingEngine(StallingEngine):
@@ -93,6 +94,7 @@ def test_name_of_failed_pair_is_used_again_once_it_must_be_free(monkeypatch, hel
 def test_few_texts_of_errors_are_kept(monkeypatch):
     monkeypatch.setattr(load_worker, "GRACE", 60.0)
     monkeypatch.setattr(*probe_cli.MAX_ERROR_TEXTS, 3)
+    monkeypatch.setattr(*probe_cli.FAILED_PAIR_SECONDS, 0.0)
 
     class FailingEngine(StallingEngine):
         async def acquire(self):
@@ -101,6 +103,23 @@ def test_few_texts_of_errors_are_kept(monkeypatch):
 
     result = asyncio.run(LoadGenerator(FailingEngine(0), "").run_step(1000.0, 0.01, time.monotonic()))
     assert (len(result.errors), sum(result.errors.values()), result.errors["Unavailable"]) == (4, 10, 7)
+
+
+def test_server_that_refuses_everything_takes_few_names(monkeypatch):
+    """It takes no time to refuse: the names of a soak's outages, each kept for 40 seconds, were its growth."""
+    monkeypatch.setattr(load_worker, "GRACE", 0.0)
+    monkeypatch.setattr(*probe_cli.DRAIN_SECONDS, 0.0)
+    monkeypatch.setattr(*probe_cli.MAX_RUNNING, 3)
+    monkeypatch.setattr(*probe_cli.FAILED_PAIR_SECONDS, 3600.0)
+
+    class RefusingEngine(StallingEngine):
+        async def acquire(self):
+            self.begun += 1
+            raise Unavailable("refused")
+
+    engine = RefusingEngine(0)
+    result = asyncio.run(LoadGenerator(engine, "").run_step(1000.0, 0.1, time.monotonic()))
+    assert engine.begun == sum(result.errors.values()) <= 3
 
 
 def test_pair_that_is_not_done_in_time_counts_as_slowest():

@@ -278,7 +278,7 @@ def test_demo_that_is_killed_leaves_no_process(name, shell, wait_until, tmp_path
     pids = descendants(demo.pid)
     demo.kill()
     demo.wait(30)
-    wait_until(lambda: not any(map(state_of, pids)), 10)
+    wait_until(lambda: not any(map(state_of, pids)), 60)
 
 
 def test_demo_without_redis_server_says_how_to_install_it(shell, tmp_path):

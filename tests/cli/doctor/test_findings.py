@@ -144,6 +144,12 @@ def test_redis_without_a_log_is_the_red_flag_of_a_single_redis():
     assert finding.red_flag == "single-redis-as-truth"
 
 
+def test_redlock_node_without_a_log_is_a_warning_of_a_second_holder():
+    (finding,) = unsafe(with_member(REDLOCK, findings=(WeakSetting("appendonly", "no", "mend"),)))
+    assert (finding.severity, finding.promise) == ("warning", "E1")
+    assert "second holder" in finding.fix
+
+
 def test_engine_without_tokens_is_the_red_flag_of_no_owner_check():
     *_, finding = describe_promises(Traits(fencing=False, survives="restart"))
     assert (finding.severity, finding.red_flag) == ("warning", "no-owner-check")

@@ -212,7 +212,7 @@ def test_renewal_with_longer_ttl_restores_no_ended_grant(url, end, monkeypatch) 
             if not ended:  # the renewal has read the key, and attaches it to this lease next
                 ended.append(True)
                 with ThreadPoolExecutor() as other_thread:
-                    ended.append(other_thread.submit(end_grant).result(20))
+                    ended.append(other_thread.submit(end_grant).result(60))
             return await get_lease(pool, rpc, seconds, deadline)
 
         monkeypatch.setattr(LeasePool, "get", get_lease_after_the_end)

@@ -33,18 +33,18 @@ def url(cluster, prefix) -> str:
 @pytest.mark.parametrize("who", ["leader", "follower"])
 def test_lost_member_costs_no_lease_and_no_queue_position(cluster, url, who, fate, start_waiter) -> None:
     with Client(url, call_timeout=8) as holder, Client(url, call_timeout=8) as other:
-        lease = holder.lock("job", ttl=9).acquire()
+        lease = holder.lock("job", ttl=30).acquire()
         waiting = start_waiter(other)
         lost = cluster.leader() if who == "leader" else cluster.followers()[0]
         (lost.kill if fate == "killed" else lost.pause)()
         began = time.monotonic()
-        with holder.lock("elsewhere", wait=20):
+        with holder.lock("elsewhere", wait=60):
             pass
         check_elapsed(began, 8)
         lease.verify()
         assert not waiting.tokens
         assert lease.release()
-        waiting.wait_granted(20)
+        waiting.wait_granted(60)
         assert waiting.tokens > [lease.token]
 
 
@@ -117,13 +117,13 @@ def test_lock_of_a_dead_holder_is_granted_although_the_leader_dies(cluster, url,
     with Client(url, call_timeout=8) as other:
         holder = Client(url, call_timeout=8)
         asked = time.monotonic()
-        lease = holder.lock("job", ttl=3).acquire(wait=20)  # a busy machine may have the first grant too late
+        lease = holder.lock("job", ttl=10).acquire()
         probe.watchdog(holder).unwatch(probe.claim(lease).id_hash)  # like a killed process: the lease is not renewed
         probe.invalidate(lease)
         cluster.leader().kill()
-        successor = eventually(lambda: other.lock("job").acquire(wait=20), 40)
-        assert time.monotonic() - asked >= 3.0
-        check_elapsed(asked, 3 + 3 + ELECTION_TIME + 5)
+        successor = eventually(lambda: other.lock("job").acquire(wait=60), 120)
+        assert time.monotonic() - asked >= 10.0
+        check_elapsed(asked, 10 + 10 + ELECTION_TIME + 5)
         assert successor.token > lease.token
         successor.release()
         holder.close()

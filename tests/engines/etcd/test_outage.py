@@ -198,9 +198,9 @@ def test_lease_released_twice_at_once_is_pooled_once(url, make_driver) -> None:
 
 def test_full_database_refuses_new_claims_and_keeps_held_leases(start_member, eventually, etcdctl) -> None:
     member = start_member("--quota-backend-bytes", str(2 * 1024 * 1024))
-    with Client(f"etcd://127.0.0.1:{member.port}", call_timeout=3) as client:
-        lease = client.lock("job", ttl=10).acquire()
-        delayed = client.lock("delayed", ttl=10, delay=5).acquire()
+    with Client(f"etcd://127.0.0.1:{member.port}") as client:
+        lease = client.lock("job", ttl=60).acquire()
+        delayed = client.lock("delayed", ttl=60, delay=5).acquire()
         with suppress(OSError):
             for number in range(200):
                 member.put(f"fill{number}", "x" * 100_000)

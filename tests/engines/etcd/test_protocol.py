@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from harness.rigs.etcd import EtcdRig
 from harness.servers.process import poll
 from harness.servers.proxy import Proxy
-from leasehold import ConfigError, LeaseholdError, Unavailable
+from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc import frames
@@ -365,7 +366,7 @@ class FakeServer:
         self._listener.close()
         for connection in self._connections:
             connection.close()
-        self._thread.join(5)
+        self._thread.join(60)
 
 
 @contextmanager
@@ -575,6 +576,14 @@ def test_unusual_frames_are_harmless(reply: tuple[bytes, ...]) -> None:
         encode_frame(frames.HEADERS, 4, 1, b"\x80"),
         encode_frame(frames.HEADERS, 4, 1, b"\xff\x80\x80\x80\x80\x80\x01"),
         struct.pack(">I", 1 << 23)[1:] + bytes(6),
+        encode_frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 10) * 3000),
+        # Without end, and no reply: each costs time, and some are answered.
+        encode_frame(frames.SETTINGS, 0, 0, b"") * 10_001,
+        encode_frame(frames.PING, 0, 0, bytes(8)) * 10_001,
+        window_update(0, 1) * 10_001,
+        encode_frame(frames.DATA, 0, 1, b"") * 10_001,
+        encode_frame(frames.HEADERS, 0, 1, b"\x88") + encode_frame(frames.CONTINUATION, 0, 1, b"") * 10_001,
+        encode_frame(frames.HEADERS, 4, 99, encode_literal(b"x", bytes(60_000))) * 12,
         b"\x00",
     ],
 )
@@ -585,6 +594,34 @@ def test_unreadable_frame_ends_the_connection_at_once(reply: bytes) -> None:
         call_fake_server(reply, seconds=seconds)
     check_elapsed(began, seconds + 0.5 + 1.5)
     assert ("HTTP/2" in str(caught.value)) != unfinished, "an invalid frame was not reported at once"
+
+
+def test_tls_without_end_ends_the_connection(certificate) -> None:
+    """Tickets. OpenSSL answers other messages of TLS, too, and the answers would fill the memory."""
+    key, cert = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.set_alpn_protocols(["h2"])
+    context.num_tickets = 3000
+
+    def serve(connection: socket.socket) -> None:
+        with suppress(OSError), context.wrap_socket(connection, server_side=True) as tls:
+            while tls.recv(65_536):
+                pass
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=accept)
+        server.start()
+        url = f"etcds://127.0.0.1:{listener.getsockname()[1]}?ca={cert}"
+        with Client(url, call_timeout=10) as client, pytest.raises(Unavailable, match="TLS itself without end"):
+            client.ping()
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join(30)
 
 
 def test_header_bomb_costs_little_cpu_time() -> None:

@@ -54,7 +54,7 @@ def test_role_with_the_documented_permissions_suffices(start_member, enable_user
         began = time.monotonic()
         eventually(lambda: not lease.held)
         check_elapsed(began, 2, "the role may not watch: the break was found at the next renewal")
-        waiting.wait_granted(20)
+        waiting.wait_granted(60)
         with client.semaphore("s", 2), client.rwlock("r").read(), client.lock("d", delay=1):
             pass
         with client.lock("m", min_hold=2):
@@ -77,7 +77,7 @@ def test_user_without_auth_enabled_is_a_config_error(start_member) -> None:
 def test_expired_auth_token_is_replaced_silently(start_member, enable_users, start_waiter, etcdctl) -> None:
     member = start_member()
     url = enable_users(member, "app")
-    with Client(url, call_timeout=8) as client, Client(url, call_timeout=8) as other:
+    with Client(url, call_timeout=20) as client, Client(url, call_timeout=20) as other:
         lease = client.lock("job", ttl=30).acquire()
         waiting = start_waiter(other)
         member.restart()  # the member forgets all auth tokens
@@ -85,14 +85,14 @@ def test_expired_auth_token_is_replaced_silently(start_member, enable_users, sta
         etcdctl(member, "user", "add", "somebody:x", user="root:top")  # auth tokens now have an old revision
         lease.verify()
         assert lease.release()
-        waiting.wait_granted(20)
+        waiting.wait_granted(60)
 
 
 def test_watch_refused_for_an_expired_login_is_restarted(start_member, enable_users, eventually) -> None:
     """etcd refuses the watch on a stream that stays open, so nothing else would renew the login or the watch."""
     member = start_member()
     url = enable_users(member, "app")
-    with Client(url, call_timeout=8) as client, Client(url, call_timeout=8) as other:
+    with Client(url, call_timeout=20) as client, Client(url, call_timeout=20) as other:
         lease = client.lock("job", ttl=60).acquire()
         eventually(lambda: probe_etcd.watch_stream(client))
         other.ping()
@@ -186,7 +186,7 @@ def test_tls_requires_certificates_on_both_sides(certificates, start_waiter) -> 
                 waiting = start_waiter(client)
                 lease.renew()
                 assert lease.release()
-                waiting.wait_granted(20)
+                waiting.wait_granted(60)
         threads = []
         with Client(f"etcds://127.0.0.1:{member.port}?{own}") as client:
 

@@ -161,7 +161,7 @@ def test_holder_is_notified_of_revoke_delete_or_break_within_a_second(url, membe
         assert lease.lost_reason == "broken"
         with pytest.raises(LeaseLost):
             lease.check()
-        operator.lock("job").acquire(wait=5).release()
+        operator.lock("job").acquire(wait=60).release()
 
 
 def test_waiter_survives_a_lost_watch_stream(url, proxied_url, proxy, start_waiter) -> None:

@@ -59,7 +59,7 @@ def test_name_is_not_granted_before_the_transaction_ends(client, connection, mys
     """This holds even if the lease has expired: the transaction may still commit what it wrote as the holder."""
     lease = client.lock("job", ttl=1.5).acquire()
     transaction.check(lease, connection)
-    with Client(mysql.url(), namespace="it's: %s", call_timeout=3) as other:
+    with Client(mysql.url(), namespace="it's: %s", call_timeout=20) as other:
         assert lease.wait_lost(30), "the lease is not renewed while its row is locked"
         for _ in range(3):
             assert other.lock("job").try_acquire() is None
@@ -76,7 +76,7 @@ def test_name_is_not_granted_before_the_transaction_ends(client, connection, mys
 def test_release_blocked_by_the_transaction_becomes_pending(connection, mysql, wait_until) -> None:
     options = {"namespace": "it's: %s", "ttl": 30}
     with (
-        Client(mysql.url(), **options, call_timeout=3) as client,
+        Client(mysql.url(), **options, call_timeout=5) as client,
         Client(mysql.url(), **options, call_timeout=1.2) as operator,
     ):
         lease = client.lock("job").acquire()
@@ -93,7 +93,7 @@ def test_client_without_procedures_locks_no_bucket_during_a_check(client, connec
     """The client's DELETE of expired grants once waited for the locked row, and kept the bucket locked meanwhile."""
     lease = client.lock("job", ttl=1.5).acquire()
     transaction.check(lease, connection)
-    with Client(mysql.url(procedures="no"), namespace="it's: %s", call_timeout=3) as plain_client:
+    with Client(mysql.url(procedures="no"), namespace="it's: %s", call_timeout=20) as plain_client:
         for expired in (False, True):
             began = time.monotonic()
             assert plain_client.lock("job").try_acquire() is None

@@ -102,7 +102,7 @@ def test_released_name_is_granted_once_the_transaction_ends(client, connection, 
 
 
 def test_renewals_continue_while_the_transaction_is_open(client, connection) -> None:
-    with client.lock("job", ttl=5) as lease, connection.transaction():
+    with client.lock("job", ttl=30) as lease, connection.transaction():
         transaction.check(lease, connection)
         lease.renew(ttl=60)
         assert lease.remaining > 50

@@ -99,11 +99,11 @@ def test_silent_listen_url_does_not_block_a_free_name(database, wait_until) -> N
         with Client(database.url(listen_url=listen), call_timeout=30) as client:
             slow_thread = threading.Thread(target=lambda: client.lock("slow", ttl=60).acquire().release())
             slow_thread.start()
-            silent_server.settimeout(20)
+            silent_server.settimeout(60)
             silent_server.accept()[0].detach()  # the listener connects and gets no reply
             began = time.monotonic()
             wait_until(lambda: time.monotonic() - began > 6)
-            assert client.lock("quick", ttl=2, wait=0).acquire().release()
+            assert client.lock("quick", ttl=60, wait=0).acquire().release()
             slow_thread.join(60)
 
 

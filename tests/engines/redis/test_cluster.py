@@ -85,7 +85,7 @@ def test_lease_and_waiters_follow_a_slot_that_moves(cluster) -> None:
             # A client that is not yet subscribed at the new node is passed over, so the order counts only from here.
             poll(
                 lambda: is_subscribed(other, target) and is_subscribed(late, target),
-                10,
+                60,
                 lambda: "both clients are subscribed at the new node",
             )
             lease.renew()
@@ -244,7 +244,7 @@ def test_lock_stays_exclusive_while_slot_moves_back_and_forth(cluster) -> None:
             for here, there in ((source, target), (target, source)):
                 cluster.move(slot, here, there)
                 count = len(tokens)
-                poll(lambda count=count: len(tokens) > count + 3, 20, lambda: "the workers continue at the new node")
+                poll(lambda count=count: len(tokens) > count + 3, 60, lambda: "the workers continue at the new node")
 
     async def main() -> None:
         stopped = asyncio.Event()

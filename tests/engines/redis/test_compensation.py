@@ -107,7 +107,7 @@ def check_attempt_is_undone(server, proxy) -> None:
     proxy.deliver()
     with Client(url(server)) as other:
         poll(lambda: server.ask("EXISTS", counter), 60, lambda: "the late attempt has arrived")
-        poll(lambda: not other.inspect(), 12, lambda: "the late attempt is released, long before its ttl is over")
+        poll(lambda: not other.inspect(), 60, lambda: "the late attempt is released, long before its ttl is over")
 
 
 def test_late_attempt_is_followed_by_its_release(delayed_server) -> None:
@@ -116,7 +116,7 @@ def test_late_attempt_is_followed_by_its_release(delayed_server) -> None:
         client.lock("warm").acquire().release()
         proxy.hold()
         with pytest.raises(Unavailable):
-            client.lock("job", ttl=30).acquire(wait=0)
+            client.lock("job", ttl=600).acquire(wait=0)
         poll(
             lambda: not probe.pending_releases(client),
             10,
@@ -213,7 +213,7 @@ def test_late_attempt_under_asyncio_is_followed_by_its_release(delayed_server, c
             proxy.hold()
             with pytest.raises((Unavailable, TimeoutError)):
                 async with asyncio.timeout(0.1 if cancelled else 10):
-                    await client.lock("job", ttl=30).acquire(wait=0)
+                    await client.lock("job", ttl=600).acquire(wait=0)
             end = time.monotonic() + 10
             while probe.pending_releases(client):
                 assert time.monotonic() < end

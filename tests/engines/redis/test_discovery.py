@@ -519,7 +519,7 @@ def test_users_with_documented_permissions_can_use_every_call(rights, caplog) ->
             listener = probe_redis.subscriptions(one)
             poll(
                 lambda: listener.active and probe_redis.switch_watcher(one).active,
-                10,
+                60,
                 lambda: "both subscriptions are permitted",
             )
             assert other.break_lock("job", token=lease.token)

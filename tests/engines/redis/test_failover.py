@@ -84,7 +84,7 @@ class WorkerThreads:
             thread.start()
 
     def _work(self, url: str, number: int) -> None:
-        with Client(url, call_timeout=3, ttl=3) as client:
+        with Client(url, call_timeout=10, ttl=3) as client:
             while not self._stopped.is_set():
                 name = random.choice(NAMES)
                 try:
@@ -108,7 +108,7 @@ class WorkerThreads:
         before = {name: len(tokens) for name, tokens in self.tokens.items()}
         poll(
             lambda: all(len(self.tokens[name]) > before[name] + 2 for name in NAMES),
-            40,
+            120,
             lambda: "every name was granted again",
         )
 
@@ -191,11 +191,11 @@ def test_replaced_primary_grants_nothing(sentinel_setup, monkeypatch, kind) -> N
 
     thread = threading.Thread(target=run_blocking if kind is Client else lambda: asyncio.run(run_asyncio()))
     thread.start()
-    assert delayed_connect.connected.wait(20)
+    assert delayed_connect.connected.wait(60)
     sentinel_setup.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
     poll(
         lambda: known_primary_port(clients[0]) == sentinel_setup.replica.port,
-        20,
+        60,
         lambda: "the client knows the new primary",
     )
     with Client(sentinel_setup.url(), call_timeout=15) as other:
@@ -264,7 +264,7 @@ def test_threads_share_one_connection_pool_after_failover() -> None:
             pools, barrier = [], threading.Barrier(8)
 
             def get_pool(pools=pools, barrier=barrier) -> None:
-                barrier.wait(10)
+                barrier.wait(60)
                 pools.append(topology.connections(""))
 
             threads = [threading.Thread(target=get_pool) for _ in range(8)]

@@ -136,6 +136,15 @@ def test_killed_server_is_down(server):
     assert "cannot be reached" in health.error
 
 
+@pytest.mark.extended  # it needs a server of its own kind
+@pytest.mark.parametrize("start_redis", ["valkey"], indirect=True)
+def test_version_of_valkey_is_its_own(start_redis) -> None:
+    """Valkey also states the version of Redis that it is compatible with."""
+    server = start_redis()
+    (member,) = probe(url(server)).members
+    assert (server.info("server")["server_name"], member.version) == ("valkey", server.info("server")["valkey_version"])
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_sentinel_deployment_shows_primary_and_sentinels(runtime):
     rig_or_skip(RedisRig)  # skips if Redis is not installed

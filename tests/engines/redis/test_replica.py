@@ -55,7 +55,7 @@ def url(server, options: str = "") -> str:
 
 
 def test_failover_keeps_replicated_lease(pair) -> None:
-    holder = Client(url(pair.primary, "?min_replicas=1"), call_timeout=3)
+    holder = Client(url(pair.primary, "?min_replicas=1"), call_timeout=6)
     with holder, Client(url(pair.replica)) as other:
         lease = holder.lock("job", ttl=60).acquire()
         pair.primary.kill()
@@ -66,9 +66,9 @@ def test_failover_keeps_replicated_lease(pair) -> None:
 
 
 def test_unreplicated_release_keeps_name_held_until_ttl_is_over(pair) -> None:
-    holder = Client(url(pair.primary, "?min_replicas=1"), call_timeout=3)
+    holder = Client(url(pair.primary, "?min_replicas=1"), call_timeout=6)
     with holder, Client(url(pair.replica)) as other:
-        lease = holder.lock("job", ttl=8).acquire()
+        lease = holder.lock("job", ttl=12).acquire()
         pair.proxy.cut()
         assert lease.release()
         pair.promote()

@@ -81,7 +81,7 @@ def test_user_with_documented_permissions_can_use_every_call(start_redis) -> Non
             lease.renew()
             server.ask("SCRIPT", "FLUSH")
             assert end()
-            waiter.join(20)
+            waiter.join(60)
             lease = one.lock("job", ttl=60, delay=0.1).acquire(wait=20)
         lease.release()
         assert health.probe(url).up

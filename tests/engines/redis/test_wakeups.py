@@ -6,13 +6,13 @@ import socket
 import threading
 import time
 
-import hiredis
 import pytest
 
 from harness.servers.process import poll
 from leasehold import Client
 from leasehold.core.timing import RESERVATION_PROBE, WAITER_TTL, WAKEUP_SLACK
 from leasehold.engines.redis import pubsub
+from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import PubSubCommands
 from leasehold.engines.registry import ClaimRegistry, RecheckTimer, Waiter
@@ -24,6 +24,10 @@ from leasehold.runtime.threads import Threads, boot_clock
 from tests.support import probe, probe_redis
 from tests.support.redis_servers import url, wait_until_queued
 from tests.support.timing import check_elapsed, check_seconds
+
+ON_VALKEY_TOO = pytest.mark.parametrize(
+    "start_redis", ["redis", pytest.param("valkey", marks=pytest.mark.extended)], indirect=True
+)
 
 
 def claim(number: int) -> Claim:
@@ -54,14 +58,14 @@ class SilentServer:
         self.server_side.sendall(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$%d\r\n%b\r\n" % (len(message), message))
 
     async def open(self, runtime, _deadline: float) -> SocketStream:
-        return SocketStream(self.client_side, hiredis.Reader(), runtime.now)
+        return SocketStream(self.client_side, BoundedReader(), runtime.now)
 
 
 class QueueScenario:
     """One client holds the lock, and two threads of another client wait for it."""
 
-    def __init__(self, url: str, wait_until) -> None:
-        self.holder, self.client, self.errors = Client(url), Client(url, call_timeout=1.0), []
+    def __init__(self, url: str, wait_until, **options) -> None:
+        self.holder, self.client, self.errors = Client(url), Client(url, **options), []
         self.lease = self.holder.lock("job").acquire()
         self.finish = threading.Event()
         self.threads = []
@@ -169,6 +173,7 @@ def test_waiter_rechecks_in_time_while_listener_awaits_a_reply(registry, wait_un
         server.server_side.close()
 
 
+@ON_VALKEY_TOO
 def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) -> None:
     scenario = QueueScenario(f"redis://127.0.0.1:{start_redis().port}", wait_until)
     scenario.wait_until_second_rechecked(wait_until)
@@ -190,9 +195,10 @@ def test_second_waiter_sleeps_until_its_recheck_time(start_redis, wait_until) ->
     scenario.holder.close()
 
 
+@ON_VALKEY_TOO
 def test_second_waiter_rechecks_in_time_when_server_is_down(start_redis, wait_until) -> None:
     server = start_redis()
-    scenario = QueueScenario(f"redis://127.0.0.1:{server.port}", wait_until)
+    scenario = QueueScenario(f"redis://127.0.0.1:{server.port}", wait_until, call_timeout=1.0)
     scenario.wait_until_second_rechecked(wait_until)
     scenario.lease.release()
     wait_until(scenario.second_recheck_at)
@@ -216,6 +222,7 @@ class ElapsedSignal:
         return False
 
 
+@ON_VALKEY_TOO
 def test_waiter_behind_others_attempts_again_without_a_notification(server) -> None:
     with Client(url(server)) as client:
         client.lock("warm").acquire().release()
@@ -236,6 +243,7 @@ def test_repeated_attempt_of_waiter_discards_its_recheck(registry) -> None:
 # --------------------------------------------------------------- subscriptions
 
 
+@ON_VALKEY_TOO
 def test_client_still_receives_wakeups_after_foreign_messages(server) -> None:
     with Client(url(server)) as one, Client(url(server)) as other:
         lease = one.lock("job", ttl=60).acquire()
@@ -259,6 +267,7 @@ def test_client_still_receives_wakeups_after_foreign_messages(server) -> None:
         check_elapsed(began, 1.0, "woken by push, not by its re-check")
 
 
+@ON_VALKEY_TOO
 def test_silent_subscription_is_detected_and_replaced(server, proxy, monkeypatch) -> None:
     monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.3)  # seconds of silence before the listener sends a PING
     with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.3) as client:

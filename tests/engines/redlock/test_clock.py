@@ -53,7 +53,7 @@ def test_one_node_with_wrong_clock_does_not_set_tickets(nodes_with_fake_clock, w
         wait_until(lambda: sum(h.state == "waiting" for h in holder.inspect()) == 1)
         assert other.lock("job").try_acquire() is None  # and sees the queue
         lease.release()
-        waiter_thread.join(20)
+        waiter_thread.join(60)
         for client in (holder, other):
             assert probe_redlock.proposals(client).assign_ticket("next") < (time.time() + 1) * 1e6
 

@@ -83,14 +83,14 @@ def test_abandoned_attempt_under_asyncio_is_followed_by_its_release(nodes, wait_
         first, second = (
             Claim("", "job", claim_id, hash_id(claim_id), Holder("me"), 60.0) for claim_id in ("one", "two")
         )
-        assert isinstance(await engine.attempt(first, runtime.now() + 5), Grant)  # loads the scripts
-        assert await engine.release(first, runtime.now() + 5)
+        assert isinstance(await engine.attempt(first, runtime.now() + 60), Grant)  # loads the scripts
+        assert await engine.release(first, runtime.now() + 60)
         before = nodes.all[0].calls()
         nodes.pause(0, 1, 2)
         with pytest.raises(Unavailable):
             await engine.attempt(second, runtime.now() + 0.3)
         nodes.resume()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 40  # before its ttl is over
         while any(lock_keys(node) for node in nodes.all[:3]) or nodes.all[0].calls()["evalsha"] == before["evalsha"]:
             assert time.monotonic() < end
             await asyncio.sleep(0.01)
@@ -312,7 +312,7 @@ def test_node_that_was_down_receives_the_release_after_restart(wait_until) -> No
             durable_nodes.all[0].kill()
             assert lease.release()
             durable_nodes.all[0].start()
-            wait_until(lambda: durable_nodes.remaining_keys() == [], 15)
+            wait_until(lambda: durable_nodes.remaining_keys() == [], 60)
     finally:
         durable_nodes.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import pickle
 import time
 
@@ -16,6 +18,7 @@ from leasehold.engines.redlock import url as address_module
 from leasehold.engines.redlock.url import parse_nodes as parse
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support.foreign_clients import serve_fixed_reply
+from tests.support.program import run_program
 from tests.support.timing import check_elapsed
 
 # ------------------------------------------------------------------------ URLs
@@ -112,14 +115,36 @@ def test_node_set_to_evict_later_is_left_out(start_nodes) -> None:
             client.lock("job").acquire(wait=0)
 
 
-def test_missing_aof_is_warned_of_once_per_node(start_nodes, caplog) -> None:
+def test_missing_aof_is_logged_once_per_node_at_info(start_nodes, caplog) -> None:
+    """As warnings they came with every command, and from `leasehold run --skip-ok` as a mail of cron."""
+    caplog.set_level(logging.INFO, "leasehold.redlock")
     nodes = start_nodes()
-    with Client(nodes.url) as client:
-        client.ping()
-        client.ping()
-    warnings = [record.getMessage() for record in caplog.records if "no AOF" in record.getMessage()]
-    assert len(warnings) == 3, "once for each node"
-    assert "second holder" in warnings[0]
+    for _ in range(2):
+        with Client(nodes.url) as client, client.lock("job", min_hold=0.1):
+            client.ping()
+    lines = [record for record in caplog.records if "no AOF" in record.getMessage()]
+    assert [record.levelname for record in lines] == ["INFO"] * 3, "once for each node"
+    assert "second holder" in lines[0].getMessage()
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_skipped_run_without_aof_prints_nothing(start_nodes, tmp_path) -> None:
+    nodes = start_nodes(count=5)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LEASEHOLD")}
+    with Client(nodes.url) as client, client.lock("job"):
+        command = ("-u", nodes.url, "run", "--skip-ok", "-n", "job", "--", "true")
+        done = run_program(command, tmp_path, environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_min_hold_without_aof_is_warned_of_once(start_nodes, caplog) -> None:
+    nodes = start_nodes()
+    for name in ("job", "other"):
+        with Client(nodes.url) as client, client.lock(name, min_hold=60):
+            pass
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert "min_hold" in warning
+    assert all(str(node.port) in warning for node in nodes.all)
 
 
 def test_required_trait_the_nodes_lack_is_refused_before_any_grant() -> None:

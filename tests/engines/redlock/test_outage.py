@@ -122,7 +122,7 @@ def test_restarted_nodes_take_part_again(nodes, wait_until) -> None:
             with client.lock("job"):
                 return all(lock_keys(node) for node in nodes.all)
 
-        wait_until(lock_is_on_every_node, 15, every=0.05)
+        wait_until(lock_is_on_every_node, 60, every=0.05)
         nodes.all[2].kill()
         nodes.all[3].kill()
         with client.lock("job"):

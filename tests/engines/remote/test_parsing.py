@@ -47,7 +47,7 @@ def pieces(data, cuts):
 def test_response_is_the_same_however_it_is_cut(response, cuts):
     parser = ResponseParser()
     assert read(parser, *pieces(response + PLAIN, cuts)) == [Response(200, b"hello")] * 2
-    assert parser.idle
+    assert not parser.mid_reply
 
 
 def test_response_byte_by_byte_is_complete_only_with_its_last():
@@ -55,7 +55,7 @@ def test_response_byte_by_byte_is_complete_only_with_its_last():
         for end in range(len(response)):
             parser = ResponseParser()
             assert read(parser, response[:end]) == []
-            assert parser.idle is (end == 0)
+            assert parser.mid_reply is (end != 0)
 
 
 @given(st.lists(st.integers(0, 500), max_size=12))

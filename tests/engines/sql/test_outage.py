@@ -42,7 +42,7 @@ def test_attempt_that_landed_before_the_role_was_locked_is_released(sql, wait_un
             thread.join(30)
             assert len(errors) == 1
             sql.set_role_locked("shut", False)
-            wait_until(lambda: not sql.ask("select 1 from {s}.lh_grant"), 20)
+            wait_until(lambda: not sql.ask("select 1 from {s}.lh_grant"), 60)
     finally:
         proxy.close()
         sql.drop_role("shut")

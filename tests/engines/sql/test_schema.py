@@ -195,7 +195,7 @@ def test_schema_may_be_run_again_while_clients_work(sql, server_dialect, wait_un
     for thread in threads:
         thread.start()
     with suppress(AssertionError):
-        wait_until(lambda: sql.ask("select 1 from information_schema.tables where table_schema = %s", sql.schema), 20)
+        wait_until(lambda: sql.ask("select 1 from information_schema.tables where table_schema = %s", sql.schema), 60)
     for _ in range(5):
         server_dialect.run(sql.server, server_dialect.schema.text(sql.schema))
     done.set()

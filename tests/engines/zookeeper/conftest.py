@@ -144,7 +144,7 @@ class ClientPair:
 
     def close(self) -> None:
         self._stopping.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert self.overlaps == [], "both clients trusted a lease at once"
         tokens = [lease.token for lease in self.leases]
         assert tokens == sorted(set(tokens))

@@ -295,7 +295,7 @@ def test_answer_of_an_expired_session_grants_nothing(url, url_of, proxy, wait_un
 
 def test_late_events_of_an_old_connection_leave_the_new_one_alone(url_of, proxy, wait_until, session_of) -> None:
     """The close of the first session is never answered; its thread ends while the client uses a second session."""
-    client = AsyncClient(url_of(proxy), call_timeout=3)
+    client = AsyncClient(url_of(proxy), call_timeout=10)
 
     async def use() -> None:
         await client.lock("a").call(lambda: None)

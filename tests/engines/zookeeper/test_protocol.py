@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import struct
 import threading
 import time
+from contextlib import suppress
 from unittest import mock
 
 import pytest
 
 from leasehold import Client, Unavailable
+from leasehold.engines import repeated_logs
 from leasehold.engines.zookeeper import connection
 from leasehold.engines.zookeeper.requests import (
     MAX_CHILDREN,
@@ -66,7 +70,7 @@ def test_reply_that_is_not_zookeeper_is_unavailable_by_the_deadline() -> None:
             check_elapsed(began, 0.8 + 2)
             client.close()
             listener.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(60)
 
 
 STAT = bytes(68)
@@ -116,3 +120,54 @@ def test_name_with_more_than_a_few_claims_is_listed(url) -> None:
             assert [each.name for each in client.inspect()] == ["many"] * 3 + ["one"]
         for lease in (*leases, one):
             lease.release()
+
+
+class BrokenZookeeper:
+    """Gives every client a session, and sends `reply` to each of its requests."""
+
+    def __init__(self, reply: bytes) -> None:
+        self._reply, self.accepted = reply, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.accepted += 1
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            connection.recv(1000)
+            connection.sendall(framed(struct.pack(">iiqi", 0, 10_000, 7, 16) + b"p" * 16 + b"\0"))
+            while connection.recv(1000):
+                connection.sendall(self._reply)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def reply_to(xid: int, body: bytes = b"") -> bytes:
+    return framed(struct.pack(">iqi", xid, 1, 0) + body)
+
+
+@pytest.mark.parametrize("xid", [-4, 99, 0], ids=["credentials", "another request", "nothing"])
+def test_replies_to_what_was_not_asked_end_the_connection_and_log_once(xid, caplog, monkeypatch) -> None:
+    """Such a server filled the log, and the client connected again a hundred times a second."""
+    monkeypatch.setattr(repeated_logs, "_recent", {})
+    server = BrokenZookeeper(reply_to(xid, framed(b"/x")))
+    try:
+        with Client(f"zookeeper://127.0.0.1:{server.port}", call_timeout=1.5) as client:
+            with pytest.raises(Unavailable):
+                client.lock("job").acquire()
+            assert server.accepted < 30
+    finally:
+        server.close()
+    assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1

@@ -211,7 +211,7 @@ def test_sasl_password_authenticates_the_client(sasl_address) -> None:
 
 
 def test_wrong_sasl_password_is_a_config_error_in_time(sasl_address, caplog) -> None:
-    with Client(f"zookeeper://web:hunter2@{sasl_address}/a?sasl=DIGEST-MD5", call_timeout=3) as client:
+    with Client(f"zookeeper://web:hunter2@{sasl_address}/a?sasl=DIGEST-MD5") as client:
         for _ in range(2):
             with pytest.raises(ConfigError, match="refused the credentials"):
                 client.lock("a").acquire(wait=0)

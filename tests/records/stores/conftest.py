@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
+from harness.rigs import zookeeper
 from leasehold import AsyncClient, Client
 from leasehold.records import stores
 from leasehold.runtime.base import maybe_await, run_sync
@@ -128,3 +130,12 @@ def open_runner() -> Iterator[Callable[..., StoreRunner]]:
 @pytest.fixture
 def runner(kind: str, mode: str, url_of: Callable[[str], str], open_runner: Callable[..., StoreRunner]) -> StoreRunner:
     return open_runner(url_of(kind), mode)
+
+
+@pytest.fixture
+def kazoo() -> Iterator[KazooClient]:
+    client = KazooClient(f"127.0.0.1:{zookeeper.shared_server.own().port}")
+    client.start()
+    yield client
+    client.stop()
+    client.close()

@@ -7,7 +7,6 @@ import sys
 import threading
 
 import pytest
-from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
 from harness.rigs import etcd, redis_ha, zookeeper
@@ -120,16 +119,6 @@ def test_repeated_write_is_the_same_write(which, url_of, open_runner, key):
         assert run_sync(runner.write(key, second, first.version, keep=100.0))
     assert not run_sync(runner.write(key, first)), "replaced meanwhile"
     assert run_sync(runner.read(key)) == second
-
-
-@pytest.mark.parametrize("which", ENGINE_STORES)
-def test_value_of_another_program_is_refused(which, url_of, open_runner, key, monkeypatch):
-    runner = open_runner(url_of(which))
-    for module in (f"leasehold.records.stores.{name}" for name in ("redis", "etcd", "zookeeper")):
-        monkeypatch.setattr(f"{module}.encode_record", lambda _: b"something else, which has more than 32 characters")
-    assert run_sync(runner.write(key, record()))
-    with pytest.raises(ConfigError, match="not a record"):
-        run_sync(runner.read(key))
 
 
 # ---------------------------------------------------- the client's own engine
@@ -255,15 +244,6 @@ def test_records_leave_no_etcd_leases_behind(open_runner, key):
 
 
 # -------------------------------------------------- ZooKeeper: nodes and clocks
-
-
-@pytest.fixture
-def kazoo():
-    client = KazooClient(f"127.0.0.1:{zookeeper.shared_server.own().port}")
-    client.start()
-    yield client
-    client.stop()
-    client.close()
 
 
 @pytest.fixture

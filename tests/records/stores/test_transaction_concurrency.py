@@ -31,7 +31,7 @@ def run_together(jobs, release=lambda: None):
         thread.start()
     release()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(results) == len(jobs), f"some jobs never returned: {results}"
     return [results[number] for number in range(len(jobs))]
 

@@ -77,6 +77,38 @@ def test_closed_and_refused_connections_raise_os_error(echo, line_protocol) -> N
         connect_blocking(SocketAddress(path="/does/not/exist"), None, line_protocol(), clock, deadline_in())
 
 
+@pytest.mark.parametrize("second", [b"one\n", b"o"], ids=["whole", "part"])
+def test_second_reply_that_comes_later_fails_the_next_call(echo, second) -> None:
+    connections: list[socket.socket] = []
+
+    def answer(connection: socket.socket, line: bytes) -> None:
+        connections.append(connection)
+        connection.sendall(line + b"\n")
+
+    echo.answer = answer
+    for ask in (lambda s: s.call(b"two\n", deadline_in()), lambda s: s.calls(b"two\nthree\n", 2, deadline_in())):
+        stream = echo.connect()
+        assert stream.call(b"one\n", deadline_in()) == b"one"
+        assert stream.quiet()
+        connections[-1].sendall(second)
+        assert not stream.quiet()
+        with pytest.raises(ConnectionAbortedError, match="without a request"):
+            ask(stream)
+        stream.close()
+    assert echo.received == [b"one"] * 2, "the next request was not sent"
+
+
+@pytest.mark.parametrize("second", [b"one\n", b"o"], ids=["whole", "part"])
+def test_second_reply_that_comes_with_the_first_is_refused(echo, second) -> None:
+    echo.answer = lambda connection, line: connection.sendall(b"one\n" + second)
+    for first in (lambda s: s.call(b"one\n", deadline_in()), lambda s: s.calls(b"one\n", 1, deadline_in())):
+        stream = echo.connect()
+        with pytest.raises(ConnectionAbortedError, match="without a request"):
+            first(stream)
+            stream.call(b"two\n", deadline_in())
+        stream.close()
+
+
 def test_oversized_reply_raises_connection_error(echo, monkeypatch) -> None:
     monkeypatch.setattr(blocking, "MAX_REPLY_SIZE", 1_000_000)
     echo.answer = lambda connection, line: connection.sendall(b"x" * 3_000_000)

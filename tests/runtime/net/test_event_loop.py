@@ -72,6 +72,27 @@ def test_cancelled_call_does_not_shift_later_replies(echo) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("second", [b"one\n", b"o"], ids=["whole", "part"])
+def test_second_reply_fails_a_call_before_the_loop_has_read_it(echo, second) -> None:
+    connections: list[socket.socket] = []
+
+    def answer(connection: socket.socket, line: bytes) -> None:
+        connections.append(connection)
+        connection.sendall(line + b"\n")
+
+    async def main() -> None:
+        echo.answer = answer
+        stream = await echo.connect_in_loop()
+        assert await stream.call(b"one\n", deadline_in()) == b"one"
+        connections[0].sendall(second)
+        with pytest.raises(ConnectionAbortedError, match="without a request"):
+            await stream.call(b"two\n", deadline_in())
+        assert not stream.usable
+
+    asyncio.run(main())
+    assert echo.received == [b"one"], "the next request was not sent"
+
+
 def test_each_call_times_out_at_its_own_deadline(echo) -> None:
     async def main() -> None:
         echo.answer = lambda connection, line: None if line == b"silent" else connection.sendall(line + b"\n")

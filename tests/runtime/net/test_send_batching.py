@@ -16,6 +16,8 @@ from tests.support import probe_runtime
 class WordProtocol:
     """A reply is a word."""
 
+    mid_reply = False
+
     def feed(self, data: bytes) -> None:
         self._words = data.split()
 

@@ -6,17 +6,21 @@ import fcntl
 import socket
 import ssl
 import struct
+import subprocess
 import termios
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import hiredis
 import pytest
 
-from harness.servers.process import poll
+from harness.servers.process import free_ports, poll
+from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.zookeeper.connection import KazooHandler
+from leasehold.runtime.net import tls_socket
 from leasehold.runtime.net.blocking import (
     WOULD_BLOCK,
     ReplyReader,
@@ -25,13 +29,18 @@ from leasehold.runtime.net.blocking import (
     SocketStream,
     connect_socket,
 )
+from leasehold.runtime.net.fanout_blocking import NonblockingConnection
 from leasehold.runtime.net.tls_socket import TlsSocket
+from leasehold.runtime.polling import new_poll
 from leasehold.runtime.threads import boot_clock
 from tests.support.certificates import Authority
 
 TICKETS = 600  # that the server sends after the handshake: two hundred bytes each
 READ_AT_ONCE = 65_536
 LAST = b"+bye\r\n"  # the server sends it back, together with the end of TLS, and leaves the socket open
+
+
+FAR = 20.0  # seconds
 
 
 def unread(sock: socket.socket) -> int:
@@ -52,14 +61,22 @@ class TlsServer:
         self._listener.bind(self._path)
         self._listener.listen()
 
-    def connect(self, tickets: int = 0) -> TlsSocket:
+        self.tls = ssl.create_default_context(cafile=self.authority.cert)
+        self.address = SocketAddress("localhost", path=self._path)
+
+    def serve(self, tickets: int) -> None:
         self._context.num_tickets = tickets
         threading.Thread(target=self._serve, daemon=True).start()
-        context = ssl.create_default_context(cafile=self.authority.cert)
-        address = SocketAddress("localhost", path=self._path)
-        sock = connect_socket(address, context, boot_clock, boot_clock() + 20.0)
+
+    def connect(self, tickets: int = 0) -> TlsSocket:
+        self.serve(tickets)
+        sock = connect_socket(self.address, self.tls, boot_clock, boot_clock() + 20.0)
         assert isinstance(sock, TlsSocket)
         return sock
+
+    @staticmethod
+    def handshake() -> tuple[bytes, int, Callable[[list[Any]], None]]:
+        return b"+hello\r\n", 1, lambda _: None
 
     def _serve(self) -> None:
         connection, _ = self._listener.accept()
@@ -95,7 +112,7 @@ def test_flood_of_tickets_keeps_no_caller_busy(server, timeout, errors) -> None:
     """OpenSSL reads on behind a ticket, so a server that sent them without end blocked a call, or an event loop, for
     as long as it liked."""
     with server.connect(tickets=TICKETS) as sock:
-        poll(lambda: unread(sock) > READ_AT_ONCE, 20, lambda: "the tickets have arrived")
+        poll(lambda: unread(sock) > READ_AT_ONCE, 60, lambda: "the tickets have arrived")
         sock.settimeout(timeout)
         with pytest.raises(errors):
             sock.recv(100)
@@ -132,9 +149,9 @@ def test_end_that_comes_with_the_last_reply_is_noticed(server) -> None:
     """No more bytes come from the kernel: an event loop that waited for some would wait for ever."""
     with server.connect() as sock:
         sock.sendall(LAST)
-        poll(lambda: unread(sock) > len(LAST), 20, lambda: "the reply has arrived")
+        poll(lambda: unread(sock) > len(LAST), 60, lambda: "the reply has arrived")
         sock.settimeout(0)
-        replies = ReplyReader(hiredis.Reader()).read_available(sock)
+        replies = ReplyReader(BoundedReader()).read_available(sock)
         assert next(replies) == b"bye"
         with pytest.raises(ConnectionResetError):
             next(replies)
@@ -145,10 +162,113 @@ def test_end_that_comes_with_the_last_reply_is_noticed(server) -> None:
 def test_end_that_comes_with_the_last_reply_is_seen_before_poll_shows_it(server) -> None:
     """By the pool of connections, by a listener, and by kazoo."""
     with server.connect() as sock:
-        stream = SocketStream(sock, hiredis.Reader(), boot_clock)
+        stream = SocketStream(sock, BoundedReader(), boot_clock)
         assert stream.call(LAST, boot_clock() + 20) == b"bye"
         assert not stream.quiet()
         self_pipe = SelfPipe()
         assert not self_pipe.wait_woken(sock, 0.0)
         self_pipe.close()
         assert KazooHandler().select([sock], [], [], 0.0) == ([sock], [], [])
+
+
+def test_second_reply_over_tls_fails_the_next_call(server) -> None:
+    with server.connect(tickets=2) as sock:  # tickets are no reply
+        stream = SocketStream(sock, BoundedReader(), boot_clock)
+        assert stream.call(b"+one\r\n", boot_clock() + FAR) == b"one"
+        assert stream.quiet()
+        sock.sendall(b"+unasked\r\n")
+        poll(lambda: unread(sock), FAR, lambda: "it has arrived")
+        with pytest.raises(ConnectionAbortedError, match="without a request"):
+            stream.call(b"+two\r\n", boot_clock() + FAR)
+
+
+def test_tickets_without_end_end_the_connection(server, monkeypatch) -> None:
+    """Each costs the client time, for as long as it listens."""
+    monkeypatch.setattr(tls_socket, "_MAX_OVERHEAD", READ_AT_ONCE)
+    with server.connect(tickets=TICKETS) as sock:
+        sock.settimeout(FAR)
+        with pytest.raises(ConnectionAbortedError, match="without end"):
+            sock.recv(100)
+
+
+def test_tickets_without_end_end_a_connection_of_many(server, monkeypatch) -> None:
+    """Of a client that asks several servers at once."""
+    monkeypatch.setattr(tls_socket, "_MAX_OVERHEAD", READ_AT_ONCE)
+    connection = NonblockingConnection(server, BoundedReader(), 1 << 20)
+    connection.send_request(b"+hello\r\n", 1)
+    server.serve(tickets=TICKETS)
+    end = time.monotonic() + FAR
+    with pytest.raises(ConnectionAbortedError, match="without end"):
+        while time.monotonic() < end:
+            new = new_poll()
+            new.register(connection.fd, connection.events)
+            new.poll(FAR * 1000)
+            connection.advance()
+    connection.close()
+
+
+class CommandedServer:
+    """`openssl s_server`, which sends messages of TLS itself on command."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        authority = Authority(folder)
+        cert, key = authority.issue("server", "DNS:localhost")
+        (port,) = free_ports(1)
+        command = ["openssl", "s_server", "-accept", f"127.0.0.1:{port}", "-cert", cert, "-key", key, version]
+        self._received = folder / "received"
+        with self._received.open("wb") as out:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out)
+        context, address = ssl.create_default_context(cafile=authority.cert), SocketAddress("127.0.0.1", port)
+        end = time.monotonic() + FAR
+        while True:
+            try:
+                sock = socket.create_connection(address[:2], FAR)
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < end
+                time.sleep(0.02)
+        self.sock = TlsSocket(sock, context, "localhost")
+        self.sock.shake_hands(FAR)
+
+    def send(self, command: bytes) -> None:
+        """And let the client handle what comes."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + b"\n")
+        self._process.stdin.flush()
+        poll(lambda: unread(self.sock), FAR, lambda: "it has arrived")
+        assert self.sock.is_quiet()
+
+    def wait_for(self, data: bytes) -> None:
+        poll(lambda: data in self._received.read_bytes(), FAR, lambda: f"{data!r} has arrived")
+
+    def close(self) -> None:
+        self.sock.close()
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def commanded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CommandedServer]:
+    found = CommandedServer(tmp_path, request.param)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("commanded", ["-tls1_3"], indirect=True)
+def test_demands_for_new_keys_without_end_end_the_connection(commanded, monkeypatch) -> None:
+    """OpenSSL answers each, and the answers filled the memory of a client that sent nothing."""
+    commanded.send(b"K")
+    commanded.sock.sendall(b"with new keys\n")
+    commanded.wait_for(b"with new keys")
+    monkeypatch.setattr(tls_socket, "_MAX_ANSWERS", 200)  # bytes
+    with pytest.raises(ConnectionAbortedError, match="without end"):
+        for _ in range(100):
+            commanded.send(b"K")
+
+
+@pytest.mark.parametrize("commanded", ["-tls1_2"], indirect=True)
+def test_second_handshake_is_refused_and_does_not_stop_a_writer(commanded) -> None:
+    """Until it ended, nothing could be written: an event loop tried without a pause."""
+    commanded.send(b"r")
+    commanded.sock.settimeout(0)
+    assert commanded.sock.send(b"as before") == 9

@@ -636,3 +636,18 @@ def test_key_file_that_cannot_be_read_is_refused(path, tmp_path, name):
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match=r"key file .* cannot be read|is not a regular file"):
         AuditFile(path, key_file=tmp_path / name)
+
+
+def test_audit_file_that_cannot_be_opened_leaves_no_descriptor(path, tmp_path):
+    """A server that tries again and again ran out of them."""
+    folder = tmp_path / "audit-folder"
+    folder.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    path.write_text("no audit record\n")
+    path.chmod(0o600)
+    before = os.listdir("/proc/self/fd")
+    for bad in (folder, link, path):
+        with pytest.raises(ConfigError):
+            AuditFile(bad)
+    assert os.listdir("/proc/self/fd") == before

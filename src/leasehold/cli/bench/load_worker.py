@@ -29,6 +29,7 @@ _SIGNIFICANT_BITS: Final = 8  # of a latency
 _MAX_ERROR_TEXTS: Final = 100  # different ones in a step: some contain the name
 _HELD_SECONDS: Final = 40.0  # after a pair has failed, its name may be held for this long: more than the ttl
 _MAX_RUNNING: Final = 500  # pairs at a time; the others wait, which counts as well
+_PAUSE_AFTER_FAILURE: Final = 2.0  # seconds in which a failed pair still counts as one of these
 
 
 @dataclass(slots=True)
@@ -53,7 +54,8 @@ class StepResult:
 
 class LoadGenerator:
     """Free names are used again, so that there are never more names than pairs at a time, and failures in
-    40 seconds: clients and servers keep something for each name."""
+    40 seconds: clients and servers keep something for each name. A port that refuses connections would otherwise fail
+    thousands of pairs a second, so a failed pair keeps its place for a while, as a caller waits before the next try."""
 
     def __init__(self, client: AsyncClient, prefix: str) -> None:
         self._client, self._prefix = client, prefix
@@ -77,6 +79,7 @@ class LoadGenerator:
                 self._failed.append((time.monotonic() + _HELD_SECONDS, lock.name))
                 text = f"{type(error).__name__}: {error}"
                 errors[text if text in errors or len(errors) < _MAX_ERROR_TEXTS else type(error).__name__] += 1
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
             finally:
                 room.release()
 

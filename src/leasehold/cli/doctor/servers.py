@@ -46,6 +46,10 @@ _ALARM_FIXES: Final = {
     "CORRUPT": "replace the member whose data is corrupt: its log names it",
 }
 _LOST_ON_RESTART: Final = frozenset({"appendonly", "appendfsync"})
+_LOST_VOTES: Final = (
+    "a node that restarts forgets its votes, and a second holder may get a majority while the first still trusts its "
+    "lease: set appendonly yes and appendfsync always"
+)
 
 
 def check_servers(health: Health, scheme: str) -> Iterator[Finding]:
@@ -223,12 +227,13 @@ def _check_member(health: Health, member: MemberHealth) -> Iterator[Finding]:
 def _check_settings(health: Health, member: MemberHealth) -> Iterator[Finding]:
     for each in member.findings:
         severity: Severity = "danger" if each.setting in _DANGEROUS_SETTINGS else "warning"
-        alone = health.engine == "redis" and health.voting == 1 and each.setting in _LOST_ON_RESTART
+        lost_on_restart = each.setting in _LOST_ON_RESTART
+        alone = health.engine == "redis" and health.voting == 1 and lost_on_restart
         yield Finding(
             "settings",
             severity,
             f"{member.member}: {each.setting} is {each.value}",
-            each.advice,
+            _LOST_VOTES if health.engine == "redlock" and lost_on_restart else each.advice,
             "E1",
             SINGLE_REDIS if alone else "",
         )

@@ -10,6 +10,7 @@ schema.py       those files as text under any database name, and the rights an a
 engine.py       what the server promises as configured
 connection.py   opens connections, creates the schema
 session.py      one session: requests and replies of the protocol, each with the call's deadline
+driver.py       PyMySQL's connections, safe from hosts that pose as the server; records use them, too
 connect.py      address, PyMySQL's handshake, session settings
 listener.py     wake-ups by KILL QUERY on a sleeping session
 health.py       the health of the server

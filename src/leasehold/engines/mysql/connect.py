@@ -13,13 +13,13 @@ are sent one by one.
 from __future__ import annotations
 
 import socket
-import ssl
+import time
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import pymysql
-from pymysql.constants import CLIENT, CR
+from pymysql.constants import CLIENT
 
+from leasehold.engines.mysql.driver import SafeConnection, connect_socket, new_socket
 from leasehold.engines.mysql.errors import ENGINE, SERVER, connection_refused, no_answer
 from leasehold.engines.mysql.session import MySession
 from leasehold.engines.mysql.url import MyTarget
@@ -27,13 +27,9 @@ from leasehold.engines.sql.connect import resolve, split_deadline
 from leasehold.engines.sql.session import DatabaseServer, Decoding, Row, SqlConnectionLost, SqlServerError
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.net.tls_socket import TlsSocket
 
 _MAX_TIMEOUT: Final = 31_536_000  # seconds: a year, the largest value the server accepts here
-_MAX_HANDSHAKE_WAIT: Final = 86_400.0  # seconds that PyMySQL waits at most for a packet of the handshake
-
-_CLEAR_TEXT_PLUGINS: Final = (b"mysql_clear_password", b"dialog")
-_MAX_HANDSHAKE: Final = 1 << 20  # bytes, certificates not included
+_MAX_HANDSHAKE_WAIT: Final = 86_400.0  # seconds that a handshake takes at most
 
 # The settings of a session, whatever the server's defaults. completion_type: a commit starts no new transaction and
 # does not end the session. wait_timeout: a session whose client vanished is found by TCP keepalive instead.
@@ -56,17 +52,6 @@ _SESSION_QUERY: Final = (
 )
 
 
-def _unverified_tls() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
-# One for all handshakes. OpenSSL makes a context under a lock that a fork does not release: if one thread of the parent
-# made a context at the moment of the fork, the child would wait for that lock for ever when it makes its own.
-_UNVERIFIED_TLS: Final = _unverified_tls()
-
-
 class _Login(NamedTuple):
     """What a handshake results in."""
 
@@ -81,14 +66,14 @@ class _Handshake:
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
-        self.connection: _PyMySQLConnection | None = None  # its socket replaces `sock` once TLS has begun
+        self.connection: _LoginConnection | None = None  # its socket replaces `sock` once TLS has begun
         self.result: _Login | None = None
         self.error: Exception | None = None
         self.cancelled = False
 
     def run(self, target: MyTarget, address: str, seconds: float) -> None:
         try:
-            found = _perform_handshake(self, target, address, max(0.001, min(seconds, _MAX_HANDSHAKE_WAIT)))
+            found = _perform_handshake(self, target, address, min(seconds, _MAX_HANDSHAKE_WAIT))
         except Exception as error:
             self.error = error
             return
@@ -105,64 +90,19 @@ class _Handshake:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-class _TlsInMemory:
-    """What PyMySQL uses of a context. It also wraps the socket of the session."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._context = context
-
-    def wrap_socket(self, sock: socket.socket, server_hostname: str) -> TlsSocket:
-        wrapped = TlsSocket(sock, self._context, server_hostname)
-        wrapped.shake_hands(wrapped.gettimeout() or _MAX_HANDSHAKE_WAIT)
-        return wrapped
-
-
-class _PyMySQLConnection(pymysql.Connection):  # type: ignore[misc]
-    """PyMySQL reads whatever a server sends; a handshake takes a few hundred bytes. It would also send `set names` as a
-    request of its own.
-
-    If the URL has no TLS options, PyMySQL uses TLS when the server offers it, without verifying the certificate.
-    Loading all the certificate authorities of the system for that would take nine tenths of a handshake's time."""
-
-    def _create_ssl_ctx(self, named: Any) -> Any:
-        # Without a password, OpenSSL would prompt for that of an encrypted key on the terminal, and wait for ever.
-        return _TlsInMemory(super()._create_ssl_ctx({"password": "", **named}) if named else _UNVERIFIED_TLS)
-
+class _LoginConnection(SafeConnection):
     def set_character_set(self, *_: object) -> None:
         """`_prepare_session` does."""
-
-    def _process_auth(self, plugin_name: bytes, *args: Any, **kwargs: Any) -> Any:
-        """Any host on the way can ask for this, whatever the server itself would accept."""
-        if plugin_name in _CLEAR_TEXT_PLUGINS and not self._secure and self._sock.family != socket.AF_UNIX:
-            raise pymysql.OperationalError(
-                CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
-                "the server asks for the password in clear text, which is sent over TLS only: add ssl_ca= to the URL",
-            )
-        return super()._process_auth(plugin_name, *args, **kwargs)
-
-    _handshake_left = _MAX_HANDSHAKE  # bytes
-
-    def _read_bytes(self, num_bytes: int) -> Any:
-        self._handshake_left -= num_bytes
-        if self._handshake_left < 0:
-            self._force_close()
-            raise pymysql.OperationalError(CR.CR_MALFORMED_PACKET, "the server's handshake is too long")
-        return super()._read_bytes(num_bytes)
 
 
 def _perform_handshake(handshake: _Handshake, target: MyTarget, address: str, seconds: float) -> _Login:
     password = target.password.read().encode()  # on the handshake's thread; PyMySQL would encode text as Latin-1
-    handshake.sock = sock = socket.socket(
-        socket.AF_UNIX if target.path else socket.AF_INET6 if ":" in address else socket.AF_INET
-    )
+    until = time.monotonic() + seconds
+    handshake.sock = sock = new_socket(target, address)
     try:
-        sock.settimeout(seconds)
-        sock.connect(target.path or (address, target.port))
-        if not target.path:
-            _set_socket_options(sock)
-        handshake.connection = connection = _PyMySQLConnection(
-            **target.arguments, password=password, defer_connect=True, read_timeout=seconds, write_timeout=seconds
-        )
+        connect_socket(sock, target, address, seconds)
+        handshake.connection = connection = _LoginConnection(**target.arguments, password=password, defer_connect=True)
+        connection.allow(until - time.monotonic())
         connection.connect(sock)
     except BaseException:
         sock.close()
@@ -174,14 +114,6 @@ def _perform_handshake(handshake: _Handshake, target: MyTarget, address: str, se
     mariadb = "mariadb" in connection.server_version.lower()
     multi_statements = bool(connection.server_capabilities & CLIENT.MULTI_STATEMENTS)
     return _Login(sock, connection.server_thread_id[0], mariadb, multi_statements)
-
-
-def _set_socket_options(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def open_session(

@@ -81,7 +81,7 @@ class MySession(SqlSession):
         self._runtime = runtime
 
     def usable(self) -> bool:
-        if self.state is not IDLE:
+        if self.state is not IDLE or self._offset < len(self._buffer):  # more came with the last reply than it has
             return False
         try:
             self._sock.recv(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,16 @@ from leasehold.errors import ConfigError
 _PORT: Final = 3306
 _MAX_TIMEOUT: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
 _USER: Final = "root"
+
+# What a URL may say about the connection.
+TARGET_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
+    "unix_socket": str,
+    "ssl_ca": str,
+    "ssl_cert": str,
+    "ssl_key": str,
+    "ssl_verify_identity": parse_yes_no,
+    "program_name": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +56,20 @@ class MyOptions:
 
 
 def parse_url(config: EngineConfig) -> MyOptions:
-    given = config.accept(
-        create=parse_yes_no,
-        listen=parse_yes_no,
-        procedures=parse_yes_no,
-        unix_socket=str,
-        ssl_ca=str,
-        ssl_cert=str,
-        ssl_key=str,
-        ssl_verify_identity=parse_yes_no,
-        program_name=str,
+    given = config.accept(create=parse_yes_no, listen=parse_yes_no, procedures=parse_yes_no, **TARGET_OPTIONS)
+    target, database = parse_target(config, given)
+    return MyOptions(
+        target=target,
+        database=database or schema.DEFAULT_NAME,
+        create=bool(given.get("create", True)),
+        listen=bool(given.get("listen", True)),
+        procedures=bool(given.get("procedures", True)),
+        call_timeout=min(config.call_timeout, _MAX_TIMEOUT),
     )
+
+
+def parse_target(config: EngineConfig, given: dict[str, Any]) -> tuple[MyTarget, str]:
+    """Where to connect to, and the name of the database: empty if the URL has none. `given`: the options of the URL."""
     if "ssl_verify_identity" in given and "ssl_ca" not in given:
         raise ConfigError("ssl_verify_identity needs ssl_ca, the authority that has signed the server's certificate")
     try:
@@ -66,20 +80,16 @@ def parse_url(config: EngineConfig) -> MyOptions:
             "this URL cannot be parsed: expected mysql://user:password@host:port/database?option=value"
         ) from None
     user, password = unquote(parts.username or _USER), config.password_or(unquote(parts.password or ""))
+    database = unquote(parts.path).removeprefix("/")
     try:
-        database = schema.validate_name(unquote(parts.path).removeprefix("/") or schema.DEFAULT_NAME)
+        if database:
+            schema.validate_name(database)
     except ValueError as error:
         raise ConfigError(f"the path of this mysql:// URL: {error}") from None
     if "," in parts.netloc:
         raise ConfigError("a mysql:// URL takes one host: the primary, which alone can grant locks")
-    return MyOptions(
-        target=MyTarget(host, port, str(given.get("unix_socket", "")), _arguments(given, host, user), password),
-        database=database,
-        create=bool(given.get("create", True)),
-        listen=bool(given.get("listen", True)),
-        procedures=bool(given.get("procedures", True)),
-        call_timeout=min(config.call_timeout, _MAX_TIMEOUT),
-    )
+    path = str(given.get("unix_socket", ""))
+    return MyTarget(host, port, path, _arguments(given, host, user), password), database
 
 
 def _arguments(given: dict[str, Any], host: str, user: str) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class BoundedReader:
     """A parser for `runtime.net`. Raises `hiredis.ProtocolError` for anything but acceptable replies."""
 
     __slots__ = (
-        *("_bytes_left", "_elements_left", "_hiredis_feed", "_max_bytes", "_max_elements", "_mid_reply", "_open_lists"),
-        *("_string_left", "_unchecked", "gets"),
+        *("_bytes_left", "_elements_left", "_hiredis_feed", "_max_bytes", "_max_elements", "_open_lists"),
+        *("_string_left", "_unchecked", "gets", "mid_reply"),
     )
 
     def __init__(self, servers: int = 1) -> None:
@@ -49,7 +49,7 @@ class BoundedReader:
         reader = hiredis.Reader(replyError=_reply_error)
         self._hiredis_feed = reader.feed
         self.gets: Callable[[], Any] = reader.gets  # the next reply; False: it is not complete
-        self._mid_reply = False  # a checked reply is incomplete
+        self.mid_reply = False  # a checked reply is incomplete, be it only its header
         self._unchecked = b""  # passed on unchecked: the begin of a header
         self._string_left = 0  # bytes that are missing of the current string
         self._open_lists: list[int] = []  # for each list around the next element: how many elements are missing
@@ -57,7 +57,7 @@ class BoundedReader:
         self._bytes_left = self._max_bytes = _MAX_STRINGS // servers
 
     def feed(self, data: bytes) -> None:
-        if self._mid_reply or self._unchecked or (data != _RELEASED and not _are_usual(data)):
+        if self.mid_reply or (data != _RELEASED and not _are_usual(data)):
             self._check(self._unchecked + data)
         self._hiredis_feed(data)
 
@@ -71,13 +71,13 @@ class BoundedReader:
                 if not self._string_left:
                     self._end_element()
                 continue
-            if not self._mid_reply and (usual := _begin_usual(data, offset)):
+            if not self.mid_reply and (usual := _begin_usual(data, offset)):
                 offset = usual.end()
                 continue
-            if not self._mid_reply and (reply_end := _end_of_queue_reply(data, offset)):
+            if not self.mid_reply and (reply_end := _end_of_queue_reply(data, offset)):
                 offset = reply_end
                 continue
-            self._mid_reply = True
+            self.mid_reply = True
             line_end = data.find(b"\r\n", offset, offset + _MAX_LINE)
             if line_end < 0:
                 if end - offset >= _MAX_LINE:
@@ -113,7 +113,7 @@ class BoundedReader:
             if self._open_lists[-1]:
                 return
             self._open_lists.pop()
-        self._mid_reply, self._elements_left, self._bytes_left = False, self._max_elements, self._max_bytes
+        self.mid_reply, self._elements_left, self._bytes_left = False, self._max_elements, self._max_bytes
 
 
 def _end_of_queue_reply(data: bytes, offset: int) -> int:

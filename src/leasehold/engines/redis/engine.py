@@ -26,7 +26,7 @@ from leasehold.engines.redis.protocol import NameKeys, RedisRequests
 from leasehold.engines.redis.pubsub import Subscription
 from leasehold.engines.redis.scripts import Script
 from leasehold.engines.redis.server import encode_command
-from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
+from leasehold.engines.redis.server_settings import SHORT_MIN_HOLD, NotPermitted, Unreachable
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
@@ -39,7 +39,6 @@ _TRAITS_WITHOUT_PERSISTENCE: Final = TRAITS._replace(survives="nothing")
 
 _log = logging.getLogger("leasehold.redis")
 
-_SHORT_MIN_HOLD: Final = 2.0  # seconds: no longer than a restart takes; elections use one of their own
 _SCAN_COUNT: Final = 1000  # keys per SCAN
 _INSPECT_BATCH: Final = 100  # names per batch
 
@@ -101,7 +100,7 @@ class RedisEngine:
                 self._never_executed.add(claim.id_hash)
             raise
         answer = protocol.decode_attempt(claim, reply)
-        if claim.min_hold > _SHORT_MIN_HOLD:
+        if claim.min_hold > SHORT_MIN_HOLD:
             self._warn_if_min_hold_may_be_lost(keys.tag)
         if not subscription.active or answer.__class__ is Busy:
             await self._ensure_subscribed(claim, subscription, answer, reply, deadline)
@@ -124,7 +123,7 @@ class RedisEngine:
         answer = protocol.decode_attempt(claim, reply)
         if isinstance(answer, Grant) and not confirmed:
             raise self._unconfirmed_error()
-        if claim.min_hold > _SHORT_MIN_HOLD:
+        if claim.min_hold > SHORT_MIN_HOLD:
             self._warn_if_min_hold_may_be_lost(call.tag)
         await self._ensure_subscribed(claim, subscription, answer, reply, call.deadline)
         return answer

@@ -14,6 +14,7 @@ SETTINGS_COMMANDS: Final = (  # one round trip, together with the sign-in
     ("INFO", "server", "memory", "persistence", "replication"),
     ("CONFIG", "GET", "appendfsync"),
 )
+SHORT_MIN_HOLD: Final = 2.0  # seconds: no longer than a restart takes; elections use one of their own
 _MIN_MAJOR_VERSION: Final = 7  # script flags, and PXAT
 _MAX_INFO: Final = 65_536  # bytes that are read: a server sends a few thousand, and a line for each replica
 

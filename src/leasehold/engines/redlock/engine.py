@@ -15,6 +15,7 @@ node decides is one script, an atomic step (`attempt.lua` and its siblings, over
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,7 @@ from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.base import fixed_limits
 from leasehold.engines.redis.protocol import NameKeys, as_eval, decode_bool
 from leasehold.engines.redis.server import encode_command
+from leasehold.engines.redis.server_settings import SHORT_MIN_HOLD
 from leasehold.engines.redlock import protocol, quorum
 from leasehold.engines.redlock.broadcast import Broadcaster
 from leasehold.engines.redlock.client_state import ProposalClock, RedlockClientState
@@ -34,9 +36,12 @@ from leasehold.engines.redlock.quorum import Round
 from leasehold.engines.redlock.renew import RedlockRenewer
 from leasehold.engines.redlock.url import parse_nodes
 from leasehold.engines.registry import ClaimRegistry, wait_for_wakeup
+from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding, Traits
 from leasehold.runtime.base import Runtime
+
+_log = logging.getLogger("leasehold.redlock")
 
 TRAITS: Final = Traits(
     fair=False,  # the order is only as good as the clients' clocks
@@ -105,12 +110,24 @@ class RedlockEngine:
                 break
             await self._runtime.sleep(_RETRY_DELAY * self._runtime.random())
             answer = await self._attempt_round(claim, deadline)
+        if claim.min_hold > SHORT_MIN_HOLD:
+            self._warn_if_min_hold_may_be_lost()
         if isinstance(answer, Grant):
             subscriptions.remove_waiter(claim.id_hash)
             self._proposals.drop_ticket(claim.id_hash)
             if not subscriptions.active:  # the holder must be notified of a break: `traits.break_notice`
                 await subscriptions.wait_active(self._runtime, min(deadline, self._runtime.now() + claim.ttl / 4))
         return answer or Busy()
+
+    def _warn_if_min_hold_may_be_lost(self) -> None:
+        if any(node.settings is not None and node.settings.appendonly is False for node in self._nodes):
+            nodes = ", ".join(str(node.address) for node in self._nodes)
+            log_once(
+                _log,
+                logging.WARNING,
+                f"not all of {nodes} have an AOF (appendonly no): restarts free even names that min_hold still keeps; "
+                "set appendonly yes and appendfsync always to keep them",
+            )
 
     async def _attempt_round(self, claim: Claim, deadline: float) -> Grant | Busy | None:
         """One round to all nodes, then what follows from their votes. None: perhaps no claim has a majority."""

@@ -111,10 +111,10 @@ class RedlockNode(RedisEndpoint):
         self.accepted_once = True
 
     def _log_settings(self, settings: ServerSettings) -> None:
-        if settings.appendonly is False:  # a warning, because exclusion (E1) depends on it
+        if settings.appendonly is False:
             log_once(
                 _log,
-                logging.WARNING,
+                logging.INFO,
                 f"{self} has no AOF (appendonly no): after a restart it has forgotten its votes, and a second holder "
                 "may get a majority while the first still trusts its lease; set appendonly yes and appendfsync always "
                 "to prevent that",

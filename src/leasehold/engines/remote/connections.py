@@ -60,7 +60,7 @@ class BlockingPool:
             if found and isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise StaleConnection(str(error)) from error
             raise
-        if response.closing or not parser.idle or len(idle) >= self._max_idle:
+        if response.closing or parser.mid_reply or len(idle) >= self._max_idle:
             self._drop(stream)
         else:
             idle.append((stream, parser))

@@ -47,10 +47,9 @@ class ResponseParser:
         self._interim = 0
 
     @property
-    def idle(self) -> bool:
-        """No byte of a further response has arrived. Otherwise the server sent what was not asked for, and the
-        connection must be closed."""
-        return not self._buffer and self._head is None
+    def mid_reply(self) -> bool:
+        """Bytes of a further response have arrived. If none was asked for, the connection must be closed."""
+        return bool(self._buffer) or self._head is not None
 
     def feed(self, data: bytes, /) -> None:
         self._buffer += data

@@ -5,6 +5,7 @@ Pipelined requests leave in one write and their replies are read as they arrive;
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import struct
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kazoo.exceptions import EXCEPTIONS, ConnectionDropped
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.connection import PING_XID, ConnectionHandler
+from kazoo.protocol.connection import AUTH_XID, PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect, ReplyHeader
 
 from leasehold.core.texts import server_text
+from leasehold.core.timing import backoff
+from leasehold.engines.repeated_logs import log_seldom
 from leasehold.runtime.net.tls_socket import TlsSocket
 from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
@@ -41,6 +44,8 @@ _READ_SIZE: Final = 65_536
 
 NOT_SERVING: Final = "not currently serving requests"  # the answer to `srvr` of a server outside a quorum
 _TLS_OPTIONS: Final = ("use_ssl", "keyfile", "certfile", "ca", "keyfile_password", "verify_certs", "check_hostname")
+
+_SHORT: Final = 1.0  # seconds
 
 _UNKNOWN_ERROR: Final = -1  # replaces error codes that kazoo does not know
 
@@ -140,6 +145,8 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
     _xid: int
     _read_buffer: bytearray | None = None  # received and not parsed yet; None while connecting
     _last_server: tuple[Any, ...] = ()  # the server tried last
+    _connected_at = float("-inf")  # when a server last gave a session
+    _short_connections = 0  # that ended soon after that, one after the other
     _not_refused = 0  # servers of this round of connects that have not refused it, or not yet
 
     def __init__(self, client: KazooAdapter, *args: Any, **kwargs: Any) -> None:
@@ -159,6 +166,7 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
         return sorted(servers, key=lambda server: server == self._last_server)
 
     def _connect(self, *server: Any) -> tuple[float, float]:
+        self._pause_after_short_connections()
         self._read_buffer, self._last_server = None, server
         self._pings_sent.clear()
         try:
@@ -169,12 +177,19 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
             if isinstance(error, ConnectionDropped) and self._socket is not None and self._says_no_quorum(*server):
                 self.client.no_quorum_round = self.client.round
             raise
-        self._read_buffer = bytearray()
+        self._read_buffer, self._connected_at = bytearray(), self.client.now()
         self.ping_outstanding.max_silence = max(self.client.negotiated_timeout * SILENCE_SHARE, MIN_SILENCE)
         # kazoo sends a ping after half of what it calls its read timeout.
         return self.client.negotiated_timeout * 1000 * HEARTBEAT_SHARE * 2, min(
             connect_timeout, self.ping_outstanding.max_silence * 1000
         )
+
+    def _pause_after_short_connections(self) -> None:
+        """kazoo's pauses become longer only while no server gives a session."""
+        is_short = self.client.now() - self._connected_at < _SHORT
+        self._short_connections = self._short_connections + 1 if is_short else 0
+        if self._short_connections > 1:
+            self.handler.sleep_func(backoff(self._short_connections, 0.02, 0.5, 1.0))
 
     def _note_refusal(self, cause: BaseException | None) -> None:
         """`cause`: what kazoo's error was raised for. A timeout is no refusal: the server may be slow."""
@@ -238,8 +253,8 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
                 reply = super()._read_socket(timeout)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, struct.error) as error:
                 self.client.last_zxid = seen_zxid  # a server that has not seen it would refuse this client for ever
-                text = "ZooKeeper sent an invalid reply; reconnecting: %s: %s"
-                self.logger.error(text, type(error).__name__, server_text(error))
+                detail = f": {type(error).__name__}: {server_text(error)}"
+                log_seldom(self.logger, logging.ERROR, "ZooKeeper sent an invalid reply; reconnecting", detail)
                 raise ConnectionDropped("the server sent an invalid reply") from error
             self.ping_outstanding.on_reply(bool(self._pings_sent or self.client._pending))
         return reply
@@ -288,6 +303,8 @@ class KazooConnection(ConnectionHandler):  # type: ignore[misc]
             body = bytes(view[4:end])
         del buffer[:end]
         header, offset = ReplyHeader.deserialize(body, 0)
+        if header.xid == AUTH_XID:  # kazoo would take it for the reply to the oldest request
+            raise RuntimeError("a reply to credentials, which were not sent")
         if header.xid == PING_XID and self._pings_sent:
             self.client.on_heartbeat(self._pings_sent.popleft())
         return (header if header.err in EXCEPTIONS else header._replace(err=_UNKNOWN_ERROR)), body, offset

@@ -7,14 +7,11 @@ the client; a store of another URL has a client of its own, which takes no locks
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from leasehold.client.base import BaseClient
 from leasehold.client.core import ClientCore
-from leasehold.errors import ConfigError
-from leasehold.records.store import Record
-
-_VERSION_LENGTH: Final = 32  # characters in front of the data
+from leasehold.records.store import VERSION_LENGTH, Record, check_record
 
 
 class EngineStore:
@@ -42,10 +39,11 @@ class EngineStore:
 
 
 def encode_record(record: Record) -> bytes:
+    """The version and the data, in one value."""
     return record.version.encode("ascii") + record.data
 
 
-def parse_record(value: bytes) -> Record:
-    if len(value) < _VERSION_LENGTH or not value[:_VERSION_LENGTH].isalnum():
-        raise ConfigError("what is stored under this key is not a record: did another program write it?")
-    return Record(value[:_VERSION_LENGTH].decode("ascii"), value[_VERSION_LENGTH:])
+def parse_record(value: object) -> Record:
+    if not isinstance(value, bytes):  # a server may send anything
+        return check_record(None, None)
+    return check_record(value[:VERSION_LENGTH].decode("latin-1"), value[VERSION_LENGTH:])

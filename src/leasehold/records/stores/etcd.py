@@ -55,7 +55,8 @@ class EtcdStore(EngineStore):
         unconfirmed: list[str] = []
         reply = await rpc.call(TXN, txn, deadline, unconfirmed)
         if reply.succeeded:
-            _revoke_nowait(rpc, found.lease if found else 0)
+            # Only the lease that the replaced write made: another program may have given the key one that keeps locks.
+            _revoke_nowait(rpc, found.lease if found and found.lease == _lease_id(expected_version) else 0)
             return True
         current = reply.responses[0].range.kvs if reply.responses and reply.responses[0].range else ()
         if current and current[0].value.startswith(record.version.encode("ascii")):
@@ -78,13 +79,18 @@ async def _find(rpc: RpcClient, etcd_key: bytes, deadline: float) -> KeyValue | 
 
 
 async def _grant_lease(rpc: RpcClient, record: Record, keep: float, deadline: float) -> int:
-    """A lease for this very record. Its id comes from the version, so that a repeated write leaves no lease behind."""
-    lease_id = int(record.version[:16], 16) >> 1 or 1
+    """A lease for this very record."""
+    lease_id = _lease_id(record.version)
     try:
         await rpc.call(LEASE_GRANT, LeaseGrantRequest(ceil(keep), lease_id), deadline)
     except LeaseAlreadyExists:
         await rpc.keep_alive([lease_id], deadline)  # an earlier try created it: its life starts again
     return lease_id
+
+
+def _lease_id(version: str) -> int:
+    """It comes from the version, so that a repeated write leaves no lease behind."""
+    return int(version[:16], 16) >> 1 or 1
 
 
 def _revoke_nowait(rpc: RpcClient, lease_id: int) -> None:

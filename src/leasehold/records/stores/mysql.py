@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import struct
+import time
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 import pymysql
-from pymysql.constants import CR, ER
+from pymysql.constants import ER
 
 from leasehold.config import EngineConfig
-from leasehold.credentials import Password
+from leasehold.core.texts import server_text
 from leasehold.dbapi import MYSQL
+from leasehold.engines.mysql.driver import SafeConnection, connect_socket, new_socket
+from leasehold.engines.mysql.errors import connection_refused
+from leasehold.engines.mysql.url import TARGET_OPTIONS, MyTarget, parse_target
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.records.store import MAX_DATA
 from leasehold.records.stores.sql import INSERT, TABLE, SqlStore, StoreDialect, Table
 from leasehold.runtime.base import Runtime
+from leasehold.runtime.net import host_names
 
-OPTIONS: Final = frozenset({"unix_socket", "ssl_ca", "ssl_cert", "ssl_key"})
+OPTIONS: Final = frozenset(TARGET_OPTIONS)
 
 
 def _code(error: Exception) -> int:
@@ -51,47 +57,68 @@ _CONFIG_ERRORS: Final = frozenset(
         ER.TABLEACCESS_DENIED_ERROR,
     }
 )
+_INVALID_REPLY: Final = (AssertionError, LookupError, RuntimeError, TypeError, ValueError, struct.error)  # of PyMySQL
+_MAX_REPLY: Final = MAX_DATA + (1 << 20)  # bytes
 
 
 class MysqlStore(SqlStore):
     table = Table(DIALECT)
 
-    def __init__(self, connect_arguments: dict[str, Any], password: Password, runtime: Runtime) -> None:
+    def __init__(self, target: MyTarget, database: str, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._connect_arguments, self._password = connect_arguments, password
+        self._target = target
+        own = {"database": database, "autocommit": True, "client_flag": 0, "defer_connect": True}
+        self._arguments = {**target.arguments, **own}
 
-    def connect(self, seconds: float) -> Any:
-        timeouts = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
-        password = self._password.read().encode()  # PyMySQL would encode text as Latin-1
-        return pymysql.connect(
-            autocommit=True, charset="utf8mb4", password=password, **self._connect_arguments, **timeouts
-        )
+    def connect(self, seconds: float) -> SafeConnection:
+        """Connect to the first address that accepts; each gets an equal share of the time left."""
+        target, deadline = self._target, time.monotonic() + seconds
+        password = target.password.read().encode()  # PyMySQL would encode text as Latin-1
+        try:
+            addresses = [""] if target.path else host_names.addresses_blocking(target.host, seconds)
+        except OSError as error:
+            raise Unavailable(f"MySQL store: cannot resolve host {target.host}: {error.strerror}") from error
+        for addresses_left in range(len(addresses), 0, -1):
+            try:
+                share = (deadline - time.monotonic()) / addresses_left
+                return self._connect_address(addresses[-addresses_left], password, share)
+            except Exception as error:
+                known = self.map_error(error) if _code(error) in _CONFIG_ERRORS else None
+                refused = known or connection_refused(error, target.address)
+                if addresses_left == 1 or not isinstance(refused, Unavailable):
+                    raise refused from error
+        raise AssertionError("a host has at least one address")
+
+    def _connect_address(self, address: str, password: bytes, seconds: float) -> SafeConnection:
+        deadline = time.monotonic() + seconds
+        sock = new_socket(self._target, address)
+        try:
+            connect_socket(sock, self._target, address, seconds)
+            connection = SafeConnection(**self._arguments, password=password)
+            connection.allow(deadline - time.monotonic())
+            connection.connect(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return connection
 
     def set_timeout(self, connection: Any, seconds: float) -> None:
-        # PyMySQL applies these to its socket before every read and write; they have no public names.
-        connection._read_timeout = connection._write_timeout = seconds
+        connection.allow(seconds, _MAX_REPLY)
 
     def map_error(self, error: Exception) -> LeaseholdError | None:
-        if not isinstance(error, pymysql.Error):
+        if isinstance(error, LeaseholdError):
             return None
-        code = _code(error)
-        error_type = ConfigError if code in _CONFIG_ERRORS or code == CR.CR_AUTH_PLUGIN_CANNOT_LOAD else Unavailable
-        return error_type(f"MySQL store: {error.args[-1] if error.args else 'no answer'}")
+        if isinstance(error, pymysql.Error):
+            code = _code(error)
+            error_type = ConfigError if code in _CONFIG_ERRORS else Unavailable
+            return error_type(f"MySQL store: {server_text(error.args[-1] if error.args else 'no answer')}")
+        if isinstance(error, _INVALID_REPLY):
+            return Unavailable(f"MySQL store: the server sent an invalid reply ({server_text(error)})")
+        return None
 
 
 def open(config: EngineConfig, runtime: Runtime) -> MysqlStore:
-    options = config.accept(**dict.fromkeys(OPTIONS, str))
-    try:
-        parts = urlsplit(config.url)
-        port = parts.port or 3306
-    except ValueError:
-        raise ConfigError(f"this {config.scheme}:// URL cannot be read: is the port a number?") from None
-    if not parts.path.strip("/"):
+    target, database = parse_target(config, config.accept(**TARGET_OPTIONS))
+    if not database:
         raise ConfigError("a MySQL store needs a database: mysql://user:password@host/database")
-    connect_arguments = {
-        "host": parts.hostname or "localhost",
-        "port": port,
-        "user": unquote(parts.username or ""),
-        "database": unquote(parts.path.strip("/")),
-    }
-    return MysqlStore({**connect_arguments, **options}, config.password_or(unquote(parts.password or "")), runtime)
+    return MysqlStore(target, database, runtime)

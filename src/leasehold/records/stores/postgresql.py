@@ -12,11 +12,13 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 
 from leasehold.config import EngineConfig
+from leasehold.core.texts import server_text
 from leasehold.credentials import Password
 from leasehold.dbapi import POSTGRESQL
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table
 from leasehold.runtime.base import Runtime
+from leasehold.runtime.net import host_names
 
 # The store sets the two that are left out: deadlines are per call, and text is UTF-8.
 OPTIONS: Final = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults()) - {
@@ -62,7 +64,7 @@ class PostgresqlStore(SqlStore):
         for hosts_left in range(len(hosts), 0, -1):
             try:
                 connection = DeadlineConnection(
-                    _connect_within(hosts[-hosts_left], (deadline - time.monotonic()) / hosts_left)
+                    _connect_host(hosts[-hosts_left], (deadline - time.monotonic()) / hosts_left)
                 )
                 break
             except psycopg.OperationalError:
@@ -80,7 +82,26 @@ class PostgresqlStore(SqlStore):
         if not isinstance(error, psycopg.Error):
             return None
         error_type = ConfigError if (error.sqlstate or "").startswith(_CONFIG_ERRORS) else Unavailable
-        return error_type(f"PostgreSQL store: {str(error) or 'no answer in time'}")
+        return error_type(f"PostgreSQL store: {server_text(error) or 'no answer in time'}")
+
+
+def _connect_host(params: Any, seconds: float) -> pq.abc.PGconn:
+    """Connect to the first address of a host that accepts. libpq would look up its name without a deadline."""
+    deadline, host = time.monotonic() + seconds, str(params.get("host") or "")
+    if not host or host.startswith(("/", "@")) or params.get("hostaddr"):
+        return _connect_within(params, seconds)
+    try:
+        addresses = host_names.addresses_blocking(host, seconds)
+    except OSError as error:
+        raise psycopg.OperationalError(f"cannot resolve host {host}: {error.strerror}") from error
+    for addresses_left in range(len(addresses), 0, -1):
+        share = (deadline - time.monotonic()) / addresses_left
+        try:
+            return _connect_within({**params, "hostaddr": addresses[-addresses_left]}, share)
+        except psycopg.OperationalError:
+            if addresses_left == 1:
+                raise
+    raise AssertionError("a host has at least one address")
 
 
 def _connect_within(params: Any, seconds: float) -> pq.abc.PGconn:
@@ -94,9 +115,11 @@ def _connect_within(params: Any, seconds: float) -> pq.abc.PGconn:
         if state == pq.PollingStatus.FAILED:
             raise psycopg.OperationalError(pg.get_error_message())
         event = selectors.EVENT_READ if state == pq.PollingStatus.READING else selectors.EVENT_WRITE
+        left = deadline - time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(pg.socket, event)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
+            # Both: a server can send messages without end that libpq ignores.
+            if left <= 0 or not selector.select(left):
                 pg.finish()
                 raise psycopg.OperationalError("no answer in time")
 

@@ -15,18 +15,27 @@ from leasehold.engines.redis.executor import Executor, ScriptCall
 from leasehold.engines.redis.scripts import Script, make_script
 from leasehold.engines.redis.server import encode_command
 from leasehold.errors import Unavailable
-from leasehold.records.store import Record
+from leasehold.records.store import MAX_DATA, VERSION_LENGTH, Record
 from leasehold.records.stores.engine_store import EngineStore, encode_record, parse_record
 
-# KEYS: the record. Reply: version and data, or nil.
-_READ: Final = make_script("read_record", "#!lua flags=no-writes\nreturn redis.call('get', KEYS[1])")
+# KEYS: the record. Reply: version and data, or nil; empty if another program wrote what is there.
+_READ: Final = make_script(
+    "read_record",
+    f"""#!lua flags=no-writes
+local value = redis.pcall('get', KEYS[1]) -- a table: not a string
+if type(value) == 'table' or (value and #value > {VERSION_LENGTH + MAX_DATA}) then return '' end
+return value
+""",
+)
 
 # KEYS: the record. ARGV: the version it must have, empty for none; the new value; milliseconds to keep it, 0 for ever.
 # Reply 1: written. A repeated write finds its own version and writes again, so that WAIT has something to wait for.
 _WRITE: Final = make_script(
     "write_record",
     """#!lua
-local version = string.sub(redis.call('get', KEYS[1]) or '', 1, 32)
+local value = redis.pcall('get', KEYS[1])
+if type(value) == 'table' or value == '' then return 0 end -- another program wrote it: no record, but not to be lost
+local version = value and string.sub(value, 1, 32) or ''
 if version ~= ARGV[1] and version ~= string.sub(ARGV[2], 1, 32) then return 0 end
 if ARGV[3] == '0' then redis.call('set', KEYS[1], ARGV[2])
 else redis.call('set', KEYS[1], ARGV[2], 'px', ARGV[3]) end
@@ -51,6 +60,8 @@ class RedisStore(EngineStore):
         # finds out by its version.
         call = _call(_WRITE, key, arguments, deadline)._replace(retries_left=0, confirm=True)
         reply, confirmed = await executor.execute_with_retries(call)
+        if reply not in (0, 1):
+            raise Unavailable("the Redis server sent an invalid reply", engine="redis")
         if reply == 1 and not confirmed:
             raise Unavailable(
                 f"the Redis server could not confirm that {executor.min_replicas} of its replicas have this record",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from leasehold import dbapi
 from leasehold.dbapi import Database
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
-from leasehold.records.store import Record
+from leasehold.records.store import MAX_DATA, VERSION_LENGTH, Record, check_record
 from leasehold.runtime.base import Runtime, run_sync
 
 T = TypeVar("T")
@@ -50,15 +50,22 @@ class StoreDialect:
     lock_suffix: str = ""  # makes a read see the newest row, not a snapshot, and lock it until the commit
 
     def render(self, statement: str) -> str:
-        for placeholder, replacement in (("{now}", self.now), ("{table}", TABLE), ("{blob}", self.blob)):
-            statement = statement.replace(placeholder, replacement)
+        texts = {"now": self.now, "table": TABLE, "blob": self.blob}
+        limits = {"version_length": str(VERSION_LENGTH), "max_data": str(MAX_DATA)}
+        for placeholder, replacement in (texts | limits).items():
+            statement = statement.replace(f"{{{placeholder}}}", replacement)
         return statement
 
     async def run(self, connection: Any, statement: str, values: dbapi.Values) -> dbapi.Result:
         return await dbapi.run(connection, self.database, statement, values)
 
 
-_READ: Final = "select version, data from {table} where name = :key and (until is null or until > {now})"
+# What is longer than a record, another program wrote: it is not read.
+_READ: Final = (
+    "select case when length(version) = {version_length} then version end, "
+    "case when length(data) <= {max_data} then data end "
+    "from {table} where name = :key and (until is null or until > {now})"
+)
 _SET: Final = "update {table} set version = :version, data = {blob}, until = {now} + :keep where name = :key and "
 _REPLACE: Final = _SET + "version = :was and (until is null or until > {now})"
 _REVIVE: Final = _SET + "until <= {now}"
@@ -75,7 +82,9 @@ class Table:
 
     async def read(self, connection: Any, key: str, locking: bool = False) -> Record | None:
         rows, _ = await self.dialect.run(connection, self._locking_read if locking else self._read, {"key": key})
-        return Record(str(rows[0][0]), bytes(rows[0][1])) if rows else None
+        if not rows:
+            return None
+        return check_record(*rows[0]) if len(rows[0]) == 2 else check_record(None, None)  # a server may send anything
 
     async def write(self, connection: Any, key: str, record: Record, expected_version: str, keep: float | None) -> bool:
         data = self.dialect.encode_data(record.data)

@@ -103,9 +103,19 @@ class ZookeeperStore(EngineStore):
             cause = next(error for error in errors if not isinstance(error, RolledBackError | RuntimeInconsistency))
             if not isinstance(cause, NoNodeError | NodeExistsError):
                 raise map_error(cause) from cause
-            if stored is not None or isinstance(cause, NodeExistsError):
+            if stored is not None:
+                await self._refuse_incomplete(path, stored.record.version, deadline)
+                return False
+            if isinstance(cause, NodeExistsError):
                 return False
             await self._create_bucket(path.rpartition("/")[0], deadline)
+
+    async def _refuse_incomplete(self, path: str, version: str, deadline: float) -> None:
+        """Raise ConfigError if the record is still there, so that only the node of its version is missing: it could
+        never be replaced, and a caller would try for ever."""
+        found = await self._read(path, deadline)
+        if found is not None and found.record.version == version:
+            raise ConfigError(f"the ZooKeeper node {path} has no node of its version below it: remove it")
 
     async def _read(self, path: str, deadline: float) -> StoredRecord | None:
         """The newest record, even an expired one. Repeated if the connection is lost."""
@@ -137,12 +147,12 @@ class ZookeeperStore(EngineStore):
             deadline, SetData(self._root, b"", -1), *(GetData(path, None) for path in paths)
         )
         now = clock.get().mtime
-        found = ((path, _parse(reply, now)) for path, reply in zip(paths, replies, strict=True))
-        deletes = [
-            Transaction((Delete(f"{path}/{stored.record.version}", -1), Delete(path, -1)))
-            for path, stored in found
-            if stored is not None and stored.expired
-        ]
+        deletes = []
+        for path, reply in zip(paths, replies, strict=True):
+            with suppress(ConfigError):  # a node of another program stays
+                stored = _parse(reply, now)
+                if stored is not None and stored.expired:
+                    deletes.append(Transaction((Delete(f"{path}/{stored.record.version}", -1), Delete(path, -1))))
         if deletes:  # one that another client has replaced meanwhile is not deleted: its version's node is gone
             await self._pipeline(deadline, *deletes)
 
@@ -168,7 +178,7 @@ def _parse(reply: Reply, now_ms: int) -> StoredRecord | None:
     data, stat = reply.get(NoNodeError) or (b"", None)
     if stat is None:
         return None
-    record = parse_record(data[_KEEP.size :])
+    record = parse_record((data or b"")[_KEEP.size :])  # None: a node that another program created without data
     (keep_ms,) = _KEEP.unpack_from(data)
     return StoredRecord(record, bool(keep_ms) and stat.mtime + keep_ms <= now_ms)
 

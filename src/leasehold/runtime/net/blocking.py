@@ -59,10 +59,21 @@ class SocketAddress(NamedTuple):
 class Parser(Protocol):
     """Splits a stream of bytes into replies."""
 
+    @property
+    def mid_reply(self) -> bool:
+        """A part of a reply has arrived, which `gets` does not return yet."""
+
     def feed(self, data: bytes, /) -> object: ...
 
     def gets(self) -> Any:
         """The next complete reply; False: there is none yet."""
+
+
+class ReplyUnasked(ConnectionAbortedError):
+    """The next request would take it for its own."""
+
+    def __init__(self) -> None:
+        super().__init__("the server sent a reply without a request")
 
 
 class SelfPipe:
@@ -150,6 +161,10 @@ class ReplyReader:
         self._size = 0  # of the incomplete reply
         self.received = 0  # bytes
 
+    @property
+    def mid_reply(self) -> bool:
+        return self._parser.mid_reply
+
     def read_available(self, sock: Readable) -> Iterator[Any]:
         """The replies that are complete by now. Raises the error that ends the connection."""
         try:
@@ -176,17 +191,20 @@ class SocketStream(BaseConnection):
     """A connection of one caller at a time. It uses the interpreter's timeout, which continues when a signal interrupts
     a call; a kernel timeout (SO_RCVTIMEO) would restart each time."""
 
-    __slots__ = ("_clock", "_is_plain", "_parser", "_received", "_timeout")
+    __slots__ = ("_clock", "_is_plain", "_parser", "_poll", "_received", "_timeout")
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._parser, self._clock = sock, parser, clock
         self._timeout = float("-inf")  # of the socket, as last set; -inf: not set yet
         self._received = 0  # bytes of all replies but the usual ones
         self._is_plain = not isinstance(sock, TlsSocket)  # os.write() to the descriptor is possible
+        self._poll = poll_to_read(sock)
         finalize(self, sock.close).atexit = False  # a client may be dropped without a close()
 
     def call(self, data: bytes, deadline: float) -> Any:
         """Send one request and wait for its reply."""
+        if self._poll(0) or self._parser.mid_reply:
+            self._check_quiet()
         left = deadline - self._clock()
         if not left <= self._timeout <= left + _TIMEOUT_SLACK:
             self._set_timeout(left)
@@ -194,12 +212,13 @@ class SocketStream(BaseConnection):
         self._parser.feed(self._sock.recv(_USUAL_REPLY_SIZE) or self._raise_closed())
         if (reply := self._parser.gets()) is False:  # nearly always complete
             reply = self.read(deadline, timeout_is_set=False)
-        if self._parser.gets() is not False:  # the next call would take it for its own
-            raise ConnectionAbortedError("the server sent a reply without a request")
+        if self._parser.gets() is not False:
+            raise ReplyUnasked
         return reply
 
     def calls(self, data: bytes, count: int, deadline: float) -> list[Any]:
         """Send many requests at once and wait for all replies."""
+        self._check_quiet()
         self.send(data, deadline)
         replies: list[Any] = []
         received_before = 0
@@ -209,6 +228,8 @@ class SocketStream(BaseConnection):
                 received_before = self._received
             elif self._received - received_before > MAX_BATCH_SIZE:
                 raise RepliesTooLong
+        if self._parser.gets() is not False:
+            raise ReplyUnasked
         return replies
 
     def send(self, data: bytes, deadline: float) -> None:
@@ -258,11 +279,18 @@ class SocketStream(BaseConnection):
     def quiet(self) -> bool:
         """Whether nothing has arrived since the last reply. Else the server closed the connection or is out of step:
         do not use it again."""
-        if isinstance(self._sock, TlsSocket) and self._sock.is_ready():
+        if self._parser.mid_reply:
             return False
-        poll = new_poll()
-        poll.register(self._sock, POLLIN)
-        return not poll.poll(0)
+        return self._sock.is_quiet() if isinstance(self._sock, TlsSocket) else not self._poll(0)
+
+    def _check_quiet(self) -> None:
+        """A late second reply would be taken for the reply to the next request."""
+        if self.quiet():
+            return
+        self._sock.settimeout(0)
+        if not self._parser.mid_reply and not self._sock.recv(1):
+            self._raise_closed()
+        raise ReplyUnasked
 
     def _raise_closed(self) -> NoReturn:
         raise ConnectionResetError("the server closed the connection")
@@ -279,6 +307,16 @@ class SocketStream(BaseConnection):
             self._sock.settimeout(0)
             self._sock.send(data)
         self.close()
+
+
+def poll_to_read(sock: socket.socket) -> Callable[[float], object]:
+    """Call the result with 0: it is false as long as the server sends nothing. Made once for each connection, as it is
+    called before each request. Always true with TLS, which may have read more than it has returned."""
+    if isinstance(sock, TlsSocket):
+        return lambda _: True
+    poll = new_poll()
+    poll.register(sock, POLLIN)
+    return poll.poll
 
 
 def connect_blocking(

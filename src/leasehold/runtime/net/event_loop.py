@@ -24,8 +24,10 @@ from leasehold.runtime.net.blocking import (
     Parser,
     RepliesTooLong,
     ReplyReader,
+    ReplyUnasked,
     SocketAddress,
     connect_socket,
+    poll_to_read,
 )
 
 
@@ -46,6 +48,7 @@ class LoopStream(BaseConnection):
 
     def __init__(self, sock: socket.socket, parser: Parser, clock: Clock) -> None:
         self._sock, self._reply_reader, self._clock = sock, ReplyReader(parser), clock
+        self._poll = poll_to_read(sock)
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_PendingReply] = deque()
         self._outgoing: list[bytes] = []
@@ -91,12 +94,13 @@ class LoopStream(BaseConnection):
 
     def _send_request(self, data: bytes, count: int, deadline: float) -> asyncio.Future[Any]:
         future = self._loop.create_future()
+        if (was_idle := not self._pending) and self._error is None and self._poll(0):
+            self._read()  # now: what has arrived is no reply to this request
         if self._error is not None:
             future.set_exception(self._error)
             return future
         if deadline < self._timer_at:
             self._set_timer(deadline)
-        was_idle = not self._pending
         self._pending.append(_PendingReply(future, count, deadline))
         if was_idle:
             self._send_now(data)
@@ -145,12 +149,14 @@ class LoopStream(BaseConnection):
         try:
             for reply in self._reply_reader.read_available(self._sock):
                 self._on_reply(reply)
+            if self._reply_reader.mid_reply and not self._pending:
+                raise ReplyUnasked
         except Exception as error:  # parsers raise errors of their own
             self._close_with(error)
 
     def _on_reply(self, reply: Any) -> None:
         if not self._pending:
-            raise ConnectionAbortedError("the server sent a reply without a request")
+            raise ReplyUnasked
         pending = self._pending[0]
         if pending.count:
             if len(pending.replies) < self._long_replies:

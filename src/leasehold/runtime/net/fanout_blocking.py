@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from weakref import finalize, ref
@@ -29,9 +29,11 @@ from leasehold.runtime.net.blocking import (
     Parser,
     RepliesTooLong,
     ReplyReader,
+    ReplyUnasked,
     SocketAddress,
 )
 from leasehold.runtime.net.host_names import LookUp, Target, start_look_up
+from leasehold.runtime.net.tls_socket import OverheadLimit, TlsMemory
 from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
 _LONGEST_POLL: Final = 1_000_000.0  # seconds: poll() takes milliseconds as a 32-bit number
@@ -94,8 +96,8 @@ class MemoryTls:
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
         self._sock = sock
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._tls, self._incoming, self._outgoing = TlsMemory.begin(context, host)
+        self._overhead = OverheadLimit()
         self._begun = False
 
     def shake_hands(self) -> bool:
@@ -117,10 +119,14 @@ class MemoryTls:
     def recv(self, size: int) -> bytes:
         """As of a socket: raises one of WOULD_BLOCK if there is nothing to read."""
         self._receive(size)
-        data = self._tls.read(size)
-        with suppress(ssl.SSLWantReadError):
+        received, data = self._incoming.pending, b""
+        try:
             while more := self._tls.read(size):
                 data += more
+        except ssl.SSLWantReadError:
+            self._overhead.check(received, bool(data), self._outgoing.pending)
+            if not data:
+                raise
         return data
 
     def _receive(self, size: int) -> None:
@@ -163,6 +169,16 @@ class NonblockingConnection(BaseConnection):
     def request_sent(self) -> bool:
         """Whether the last request was sent completely, so that what is sent now arrives behind it."""
         return self.open and not self._outgoing
+
+    def is_quiet(self, readable: bool) -> bool:
+        """Whether the server has sent nothing since the last answer. Handles messages of TLS itself."""
+        self.replies = []
+        try:
+            if readable:
+                self._read()
+        except Exception:  # parsers raise errors of their own
+            return False
+        return not (self.replies or self._reply_reader.mid_reply)
 
     def send_request(self, data: bytes, count: int) -> None:
         self.replies, self.expected_replies = [], count
@@ -260,7 +276,7 @@ class NonblockingConnection(BaseConnection):
             raise RepliesTooLong
         if not self.open and len(self.replies) >= self._handshake_replies:
             if len(self.replies) > self._handshake_replies:
-                raise ConnectionAbortedError("the server sent a reply without a request")
+                raise ReplyUnasked
             self._check_handshake(self.replies)
             self.open, self.replies = True, []
             self._send(self._first_request)
@@ -316,9 +332,19 @@ class ConnectionGroup:
     def _send_all(
         self, requests: Mapping[int, bytes], count: int, answers: AnswersByServer, waiting: dict[int, bytes]
     ) -> None:
+        self._drop_noisy(requests)
         for number, data in requests.items():
             waiting[number] = data
             self._send(number, data, count, answers, waiting)
+
+    def _drop_noisy(self, numbers: Iterable[int]) -> None:
+        """Drop those of these connections on which something came after the last answer: it would be taken for the
+        answer to the next request."""
+        readable = {self._server_by_fd.get(fd) for fd, _ in self._poll.poll(0)}
+        for number in numbers:
+            connection = self._connections.get(number)
+            if connection is not None and not connection.is_quiet(number in readable):
+                self.drop(number)
 
     def send(self, number: int, data: bytes) -> None:
         """Send `data` as soon as the connection is open; `receive` returns what the server sends back."""
@@ -363,7 +389,7 @@ class ConnectionGroup:
         try:
             connection.advance()
             if connection.open and len(connection.replies) > count:
-                raise ConnectionAbortedError("the server sent a reply without a request")
+                raise ReplyUnasked
         except Exception as error:  # parsers and handshakes raise errors of their own
             self._on_error(number, error, count, answers, waiting)
             return
@@ -373,6 +399,7 @@ class ConnectionGroup:
             connection.has_answered = True
             if (corrected := correction(number, waiting[number], connection.replies)) is not None:
                 waiting[number] = corrected
+                self._drop_noisy([number])
                 self._send(number, corrected, count, answers, waiting)
                 return
             answers[number] = connection.replies

@@ -115,13 +115,22 @@ def resolve_blocking(host: str, port: int, seconds: float) -> list[Target]:
     return look_up.targets(port)
 
 
+def addresses_blocking(host: str, seconds: float) -> list[str]:
+    """The IP addresses of a host. Raises OSError."""
+    return _addresses(resolve_blocking(host, 0, seconds))
+
+
 async def resolve(host: str, runtime: Runtime, deadline: float) -> list[str]:
     """The IP addresses of a host. Raises OSError."""
     look_up = start_look_up(host)
     signal = runtime.signal()
     look_up.when_done(signal.set)
     await signal.wait(deadline - runtime.now())
-    return list(dict.fromkeys(str(address[0]) for _, address in look_up.targets(0)))
+    return _addresses(look_up.targets(0))
+
+
+def _addresses(targets: list[Target]) -> list[str]:
+    return list(dict.fromkeys(str(address[0]) for _, address in targets))
 
 
 def _ask_system(host: str) -> list[Target]:

@@ -1,7 +1,8 @@
 """TLS over a socket, through memory: what `ssl.SSLSocket` does, with a bounded number of bytes at a time.
 
 OpenSSL ignores some messages, such as session tickets, and reads on. From a socket it would read as long as the server
-sends them: no timeout ends that, and under asyncio it would stop the loop.
+sends them: no timeout ends that, and under asyncio it would stop the loop. It also answers some, such as a demand for
+new keys (KeyUpdate); the answers are kept until the client sends something.
 """
 
 from __future__ import annotations
@@ -11,9 +12,43 @@ import ssl
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _READ_SIZE: Final = 16_384  # bytes: tickets of so many take OpenSSL some ten milliseconds
+_MAX_OVERHEAD: Final = 256 * 1024  # bytes of messages of TLS itself, without data between them
+_MAX_ANSWERS: Final = 16 * 1024  # bytes of OpenSSL's answers to them that are kept
+
+
+class TlsMemory(NamedTuple):
+    """A TLS connection between two buffers."""
+
+    tls: ssl.SSLObject
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+
+    @classmethod
+    def begin(cls, context: ssl.SSLContext, host: str | None) -> TlsMemory:
+        # Else a server could begin a second handshake (TLS 1.2), and nothing could be written until that ends.
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        return cls(context.wrap_bio(incoming, outgoing, server_hostname=host), incoming, outgoing)
+
+
+class OverheadLimit:
+    """Refuses a server that sends messages of TLS itself without end: each costs the client time, and its answers
+    memory. An honest one sends a few tickets after the handshake, and seldom demands new keys."""
+
+    __slots__ = ("_received",)
+
+    def __init__(self) -> None:
+        self._received = 0  # bytes since the last data
+
+    def check(self, received: int, has_data: bool, answers: int) -> None:
+        """`received`: how many bytes were read just now, and `has_data` whether data was among them. `answers`: how
+        many bytes OpenSSL wants to send."""
+        self._received = 0 if has_data else self._received + received
+        if self._received > _MAX_OVERHEAD or answers > _MAX_ANSWERS:
+            raise ConnectionAbortedError("the server sends messages of TLS itself without end")
 
 
 class TlsSocket(socket.socket):
@@ -23,8 +58,8 @@ class TlsSocket(socket.socket):
         timeout = sock.gettimeout()
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.settimeout(timeout)
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._tls, self._incoming, self._outgoing = TlsMemory.begin(context, host)
+        self._overhead = OverheadLimit()
         self._decrypted = bytearray()
         self._ended = False  # the server will send nothing more
         self._unsent, self._accepted = b"", 0  # encrypted, and how many bytes of the caller's that is
@@ -48,6 +83,7 @@ class TlsSocket(socket.socket):
             super().sendall(self._outgoing.read())
         except BaseException:
             with suppress(OSError):
+                self.settimeout(0)
                 super().sendall(self._outgoing.read())  # what the client refuses
             self.close()
             raise
@@ -83,6 +119,20 @@ class TlsSocket(socket.socket):
     def is_ready(self) -> bool:
         """Whether `recv` returns at once, whatever `poll` says."""
         return bool(self._decrypted) or self._ended
+
+    def is_quiet(self) -> bool:
+        """Whether the server has sent nothing but messages of TLS itself. Handles those that have arrived."""
+        timeout = self.gettimeout()
+        self.settimeout(0)
+        try:
+            while not self.is_ready():
+                self._receive()
+                self._decrypt()
+        except (BlockingIOError, InterruptedError):  # nothing more has arrived
+            return not self._incoming.pending
+        finally:
+            self.settimeout(timeout)
+        return False
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         self._tls.write(data)
@@ -125,16 +175,19 @@ class TlsSocket(socket.socket):
             self._incoming.write_eof()
 
     def _decrypt(self) -> None:
+        received = self._incoming.pending
         try:
             while data := self._tls.read(_READ_SIZE):
                 self._decrypted += data
                 if not (self._incoming.pending or self._tls.pending()):
-                    return
-            self._ended = True
+                    break
+            else:
+                self._ended = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLEOFError:  # many servers close without saying so
             self._ended = True
+        self._overhead.check(received, bool(self._decrypted), self._outgoing.pending)
 
     def _set_timeout_until(self, until: float) -> None:
         if (left := until - time.monotonic()) <= 0:

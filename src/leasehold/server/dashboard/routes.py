@@ -152,7 +152,7 @@ class Dashboard:
     # ---------------------------------------------------------------------- pages
 
     async def _page(self, request: Request) -> Response:
-        caller, limits = self._identify(request), self._app.limits
+        caller, limits = await self._identify(request), self._app.limits
         with limits.call(caller, "read"):
             async with limits.listing(caller, self._app.service.call_timeout):
                 return await self._whole_page(request, caller)
@@ -330,7 +330,7 @@ class Dashboard:
     async def _stream(self, request: Request) -> EventStream:
         if self._app.service.draining:
             raise Draining(done=False)
-        caller = self._identify(request)
+        caller = await self._identify(request)
         arguments = read_query(request.query)
         _, page = _BY_KEY.get(arguments.get("page", ""), ("", None))
         if page is None or page is _LOCK:
@@ -362,14 +362,13 @@ class Dashboard:
 
     # -------------------------------------------------------------------- session
 
-    def _identify(self, request: Request) -> Caller:
+    async def _identify(self, request: Request) -> Caller:
         caller = self._app.authenticator.identify(
             session.authorization(request, self.secure), request.certificate_names
         )
         if caller is None:
             raise Problem("unauthorized", 401, "log in")
-        request.connection.identify(caller)
-        request.caller = caller
+        await self._app.admit(request, caller)
         return caller
 
     def _to_login(self, request: Request) -> Response:
@@ -416,7 +415,7 @@ class Dashboard:
     # --------------------------------------------------------------------- actions
 
     async def _break(self, request: Request) -> Response:
-        self._identify(request)
+        await self._identify(request)
         request.within = self._app.service.call_timeout
         request.body = await request.read_body()
         fields = session.read_form(request, self.secure)

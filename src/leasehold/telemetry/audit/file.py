@@ -149,7 +149,10 @@ class AuditFile:
         _FILES.add(self)
         try:
             self._append([self._record("open", self._own_process())])
-        except OSError as error:
+        except BaseException as error:
+            self._close_fd()
+            if not isinstance(error, OSError):
+                raise
             raise ConfigError(f"the audit file {self.path} cannot be written: {error.strerror or error}") from error
 
     # ------------------------------------------------------------- the hook

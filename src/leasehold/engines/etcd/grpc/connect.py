@@ -6,10 +6,8 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
-# TLS in memory, with its incoming and outgoing bytes: two threads must not read and write one SSL socket at once.
-Tls: TypeAlias = "tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]"
+from leasehold.runtime.net.tls_socket import TlsMemory
 
 
 def open_socket(addresses: Sequence[str], port: int, now: Callable[[], float], deadline: float) -> socket.socket:
@@ -27,10 +25,11 @@ def open_socket(addresses: Sequence[str], port: int, now: Callable[[], float], d
 
 def tls_handshake(
     sock: socket.socket, context: ssl.SSLContext, host: str, now: Callable[[], float], deadline: float
-) -> Tls:
-    """Raises OSError, even if the server does not negotiate HTTP/2."""
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context.wrap_bio(incoming, outgoing, server_hostname=host)
+) -> TlsMemory:
+    """In memory: two threads must not read and write one SSL socket at once. Raises OSError, even if the server does
+    not negotiate HTTP/2."""
+    memory = TlsMemory.begin(context, host)
+    tls, incoming, outgoing = memory
     while True:
         try:
             tls.do_handshake()
@@ -47,4 +46,4 @@ def tls_handshake(
     sock.sendall(outgoing.read())
     if tls.selected_alpn_protocol() != "h2":
         raise ConnectionError("the server does not support HTTP/2")
-    return tls, incoming, outgoing
+    return memory

@@ -28,6 +28,7 @@ from leasehold.engines.etcd.grpc.hpack import HeaderDecoder, ProtocolError, enco
 from leasehold.engines.etcd.url import Endpoint
 from leasehold.errors import Reentered
 from leasehold.runtime.base import Mutex, Runtime, log_unexpected
+from leasehold.runtime.net.tls_socket import OverheadLimit, TlsMemory
 from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
 _log = logging.getLogger("leasehold.etcd")
@@ -36,6 +37,10 @@ _WINDOW_UPDATE_AFTER: Final = 1 << 20  # bytes received before the client sends 
 _SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MAX_INT31)  # ENABLE_PUSH 0, and the largest window
 _CANCEL: Final = 8  # error code (section 7)
 _MAX_HEADER_BLOCK: Final = 1 << 16  # bytes per call, compressed; etcd sends about a hundred
+_MAX_SETTINGS: Final = 1 << 14  # bytes of one frame; etcd sends twelve
+# Frames since the last message or end of a call: the client answers some, and each costs time. A call that was given up
+# may still be answered with some five hundred. Headers count once more for every 64 bytes, as decoding takes longer.
+_MAX_OVERHEAD: Final = 10_000
 _MAX_KEPT: Final = 16 << 20  # bytes of replies to all open calls
 _LARGE_REPLY: Final = 1 << 16  # bytes
 _MAX_ERROR_TEXT: Final = 4096  # bytes of the server's error text that are decoded
@@ -55,7 +60,8 @@ class GrpcConnection:
         )
         self._header_blocks: dict[str, bytes] = {}
         self._socket: socket.socket | None = None
-        self._tls: connect.Tls | None = None
+        self._tls: TlsMemory | None = None
+        self._tls_overhead, self._overhead = OverheadLimit(), 0
         self._decoder = HeaderDecoder()
         self._streams: dict[int, GrpcStream] = {}
         self._next_stream_id = 1
@@ -218,38 +224,49 @@ class GrpcConnection:
         self.bytes_received += len(data)
         self._received_at, self._pinged_at = self._now(), None
         try:
-            if self._tls is not None:
-                data = self._decrypt(data)
-            self._buffer += data
-            while len(self._buffer) >= 9:
-                size = int.from_bytes(self._buffer[:3], "big")
-                if size > frames.MAX_FRAME:
-                    raise ProtocolError("frame longer than 1 MiB")
-                if len(self._buffer) < 9 + size:
-                    return
-                frame_type, flags, stream_id = (
-                    self._buffer[3],
-                    self._buffer[4],
-                    int.from_bytes(self._buffer[5:9], "big"),
-                )
-                body = bytes(self._buffer[9 : 9 + size])
-                del self._buffer[: 9 + size]
-                self._on_frame(frame_type, flags, stream_id & 0x7FFFFFFF, body)
+            if self._tls is None:
+                self._read_frames(data)
+            else:
+                decrypted, ended = self._decrypt(self._tls, data)
+                self._read_frames(decrypted)
+                if ended:  # the socket may stay open
+                    self.fail("the server closed the connection")
         except (ProtocolError, struct.error, IndexError, ssl.SSLError) as error:
             self.fail(f"the server sent invalid HTTP/2: {error}")
+        except ConnectionAbortedError as error:
+            self.fail(str(error))
         except ConnectionBroken:
             return
 
-    def _decrypt(self, data: bytes) -> bytes:
-        assert self._tls is not None  # noqa: S101  # for the type checker
-        tls, incoming, _ = self._tls
-        out = bytearray()
+    def _decrypt(self, memory: TlsMemory, data: bytes) -> tuple[bytes, bool]:
+        """What is new, and whether the server has ended TLS."""
+        out, ended = bytearray(), False
         with self._mutex:
-            incoming.write(data)
-            with suppress(ssl.SSLWantReadError):
-                while part := tls.read(65_536):
+            memory.incoming.write(data)
+            try:
+                while part := memory.tls.read(65_536):
                     out += part
-        return bytes(out)
+                ended = True
+            except ssl.SSLWantReadError:
+                self._tls_overhead.check(len(data), bool(out), memory.outgoing.pending)
+        return bytes(out), ended
+
+    def _read_frames(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= 9:
+            size = int.from_bytes(self._buffer[:3], "big")
+            if size > frames.MAX_FRAME:
+                raise ProtocolError("frame longer than 1 MiB")
+            if len(self._buffer) < 9 + size:
+                return
+            frame_type, flags, stream_id = (
+                self._buffer[3],
+                self._buffer[4],
+                int.from_bytes(self._buffer[5:9], "big"),
+            )
+            body = bytes(self._buffer[9 : 9 + size])
+            del self._buffer[: 9 + size]
+            self._on_frame(frame_type, flags, stream_id & 0x7FFFFFFF, body)
 
     def ping_if_idle(self) -> None:
         """If calls are open and nothing was received for a while, ping the server, and fail if it does not reply."""
@@ -269,6 +286,9 @@ class GrpcConnection:
         return default if next_tick is None else max(0.0, min(default, next_tick))
 
     def _on_frame(self, frame_type: int, flags: int, stream_id: int, body: bytes) -> None:
+        self._overhead += 1 + (len(body) >> 6 if frame_type in (frames.HEADERS, frames.CONTINUATION) else 0)
+        if self._overhead > _MAX_OVERHEAD:
+            raise ProtocolError("frames without end, and no reply")
         if self._partial_headers is not None and frame_type != frames.CONTINUATION:
             raise ProtocolError("expected a CONTINUATION frame")
         if frame_type == frames.DATA:
@@ -312,7 +332,8 @@ class GrpcConnection:
                     frames.WINDOW_UPDATE, 0, stream_id, struct.pack(">I", stream.unacked_bytes)
                 )
                 stream.unacked_bytes = 0
-            stream.feed(payload)
+            if stream.feed(payload):
+                self._overhead = 0
             if stream.bytes_kept() > _LARGE_REPLY and self._bytes_kept() > _MAX_KEPT:
                 raise ProtocolError("the replies to all calls are too long")
             if flags & frames.END_STREAM:
@@ -345,12 +366,13 @@ class GrpcConnection:
             self._end_stream(stream_id, GrpcStatus(frames.UNKNOWN, "the call ended without a status"))
 
     def _on_settings(self, body: bytes) -> None:
+        if len(body) > _MAX_SETTINGS:
+            raise ProtocolError("too many settings")
+        window = dict(struct.iter_unpack(">HI", body)).get(4, self._initial_stream_window)
         with self._mutex:
-            for name, value in struct.iter_unpack(">HI", body):
-                if name == 4:
-                    for stream in self._streams.values():
-                        stream.send_window += value - self._initial_stream_window
-                    self._initial_stream_window = value
+            for stream in self._streams.values():
+                stream.send_window += window - self._initial_stream_window
+            self._initial_stream_window = window
             self._write(encode_frame(frames.SETTINGS, frames.ACK, 0, b""))
 
     def _on_window_update(self, stream_id: int, increment: int) -> None:
@@ -366,6 +388,7 @@ class GrpcConnection:
 
     def _end_stream(self, stream_id: int, status: GrpcStatus) -> None:
         if (stream := self._streams.pop(stream_id, None)) is not None:
+            self._overhead = 0
             stream.on_end(status)
 
     def _on_goaway(self, last_stream_id: int) -> None:

@@ -90,9 +90,11 @@ class GrpcStream:
         assert self._signal is not None  # noqa: S101  # for the type checker
         return await self._signal.wait(seconds)
 
-    def feed(self, data: bytes) -> None:
-        """Handle the payload of DATA frames. Compressed messages are refused: the client never asks for compression."""
+    def feed(self, data: bytes) -> bool:
+        """Handle the payload of DATA frames: whether a message was complete. Compressed messages are refused: the
+        client never asks for compression."""
         self._buffer += data
+        found = False
         while len(self._buffer) >= 5:
             flag, size = struct.unpack_from(">BI", self._buffer)
             if flag:
@@ -100,8 +102,10 @@ class GrpcStream:
             if self._bytes_in_messages + size > self._max_bytes:
                 raise ProtocolError("the messages of one call are too long")
             if len(self._buffer) < 5 + size:
-                return
+                break
             with memoryview(self._buffer) as view:  # copied once, as a message may have megabytes
                 message = bytes(view[5 : 5 + size])
             del self._buffer[: 5 + size]
             self.on_message(message)
+            found = True
+        return found

@@ -1,0 +1,164 @@
+"""Servers that are broken or hostile: no call of a store takes longer than its time, every error is one of Leasehold's
+with a short text, and a password goes to no server that is not the one meant."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from harness.servers.hostile import Answer, HostileProxy, answers_of
+from harness.servers.process import poll
+from leasehold import Client, ConfigError, LeaseholdError, Unavailable
+from leasehold.core.texts import MAX_SERVER_TEXT
+from leasehold.records import stores
+from leasehold.records.store import Record
+from leasehold.runtime.base import maybe_await, run_sync
+from tests.records.stores.conftest import PERSISTENT
+from tests.support.certificates import Authority
+from tests.support.password_thief import GREETING, SECRET, SWITCHES, PasswordThief
+from tests.support.timing import check_elapsed
+
+SECONDS = 0.5  # of a call
+PATIENT = 20.0
+# Answers that take no time to refuse, on servers that have such an answer.
+QUICK = ("garbage", "zeros", "local file", "error text", "wrong types", "many nulls", "many columns of a short reply")
+SLOW = ("silence", "drip")
+
+
+@pytest.fixture
+def attacked(server: Callable[[str], Any]) -> Iterator[Callable[[str], tuple[HostileProxy, str]]]:
+    """A proxy that can attack, and a URL of the server behind it."""
+    opened: list[Any] = []
+
+    def make(which: str) -> tuple[HostileProxy, str]:
+        path = server(which).path()
+        hostile = HostileProxy(path.proxies[0].port)
+        opened.extend((hostile, path))
+        return hostile, path.url.replace(f":{path.proxies[0].port}", f":{hostile.port}")
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def check_calls(hostile: HostileProxy, url: str, key: str, answer: Answer, seconds: float, which: str) -> None:
+    """On a connection that is open, and on a new one."""
+    with Client("memory://", call_timeout=PATIENT) as client:
+        store: Any = stores.open_store(client, url)
+        assert run_sync(maybe_await(store.write(key, Record(os.urandom(16).hex(), b"1"), "", None, PATIENT)))
+        hostile.attack(answer, at_once=which == "mysql")
+        for call in (
+            lambda: store.read(key, seconds),
+            lambda: store.write(key, Record(os.urandom(16).hex(), b"2"), "", None, seconds),
+        ):
+            began, text = time.monotonic(), ""
+            try:
+                run_sync(maybe_await(call()))
+            except LeaseholdError as error:
+                text = str(error)
+            check_elapsed(began, seconds + 0.5, answer.name)
+            assert text.isprintable()
+            assert len(text) <= 3 * MAX_SERVER_TEXT
+        hostile.relent()
+        run_sync(maybe_await(store.close() or 0))
+    poll(lambda: run_sync_read(url, key), 60, lambda: "the server answers again")
+
+
+def run_sync_read(url: str, key: str) -> bool:
+    with Client("memory://", call_timeout=PATIENT) as client, suppress(Unavailable):
+        store: Any = stores.open_store(client, url)
+        try:
+            return run_sync(maybe_await(store.read(key, PATIENT))) is not None
+        finally:
+            run_sync(maybe_await(store.close() or 0))
+    return False
+
+
+@pytest.mark.parametrize("which", ["redis", "postgresql", "mysql"])
+def test_invalid_answers_raise_only_errors_of_leasehold(which, attacked, key):
+    hostile, url = attacked(which)
+    answers = [answer for answer in answers_of(which) if answer.name in QUICK]
+    assert len(answers) >= 3
+    for number, answer in enumerate(answers):
+        check_calls(hostile, url, f"{key}-{number}", answer, PATIENT, which)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("names", [SLOW, pytest.param(None, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("which", PERSISTENT)
+def test_hostile_answers_keep_no_call_beyond_its_time(which, names, attacked, key):
+    hostile, url = attacked(which)
+    for number, answer in enumerate(each for each in answers_of(which) if names is None or each.name in names):
+        check_calls(hostile, url, f"{key}-{number}", answer, SECONDS, which)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("which", ["postgresql", "mysql"])
+def test_silent_name_server_costs_a_store_its_deadline(which, monkeypatch):
+    end = threading.Event()
+
+    def getaddrinfo(*_: object, **__: object) -> Any:
+        end.wait(120)
+        raise socket.gaierror(socket.EAI_AGAIN, "the test is over")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with Client("memory://", call_timeout=PATIENT) as client:
+        store: Any = stores.open_store(client, f"{which}://user:{SECRET}@silent.example/test")
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match=r"resolve host silent\.example") as raised:
+            run_sync(store.read("a:b", 1.0))
+        check_elapsed(began, 1.5)
+        assert SECRET not in str(raised.value)
+    end.set()
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_mysql_store_sends_no_password_in_clear_text_without_tls(switch):
+    thief = PasswordThief(SWITCHES[switch])
+    with Client("memory://") as client:
+        store: Any = stores.open_store(client, f"mysql://user:{SECRET}@127.0.0.1:{thief.port}/test")
+        with pytest.raises(ConfigError, match="in clear text"):
+            run_sync(store.read("a:b", PATIENT))
+    thief.close()
+    assert b"user\0" in thief.received
+    assert SECRET.encode() not in thief.received
+
+
+@pytest.mark.parametrize(
+    ("authority", "host", "options"),
+    [("other", "127.0.0.1", ""), ("ca", "localhost", ""), ("other", "localhost", "&ssl_verify_identity=no")],
+)
+def test_mysql_store_verifies_the_server_if_the_url_names_an_authority(tmp_path, authority, host, options):
+    """It used TLS, and sent the password to whoever answered."""
+    authorities = {name: Authority(tmp_path, name) for name in ("ca", "other")}
+    issued = authorities["ca"].issue("server", "IP:127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued.cert, issued.key)
+    received = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            body = GREETING.replace(b"\xff\xf7", b"\xff\xff") + b"123456789012\0mysql_native_password\0"  # offers TLS
+            connection.sendall(len(body).to_bytes(3, "little") + b"\0" + body)
+            connection.recv(36, socket.MSG_WAITALL)  # asks for TLS
+            with context.wrap_socket(connection, server_side=True) as tls:
+                received.append(tls.recv(1024))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, Client("memory://") as client:
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        address = f"user:{SECRET}@{host}:{listener.getsockname()[1]}"
+        url = f"mysql://{address}/test?ssl_ca={authorities[authority].cert}{options}"
+        with pytest.raises(ConfigError, match="certificate verify failed"):
+            run_sync(stores.open_store(client, url).read("a:b", PATIENT))
+        server.join(60)
+    assert not any(received)
