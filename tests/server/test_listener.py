@@ -12,6 +12,7 @@ from leasehold.server import listener
 from leasehold.server.listener import MAX_ACCEPTED, Listener
 from leasehold.server.settings import TLSFiles
 from leasehold.server.tls import Certificates
+from tests.support import probe_server
 from tests.support.certificates import Authority
 
 
@@ -74,7 +75,7 @@ def test_connections_are_accepted_again_after_too_many_open_files(runner, monkey
                 raise OSError(errno.EMFILE, "Too many open files")
             return super().accept()
 
-    monkeypatch.setattr(listener, "_PAUSE", 0.01)
+    monkeypatch.setattr(*probe_server.ACCEPT_PAUSE, 0.01)
 
     async def main():
         with Full() as sock, socket.socket() as caller:
@@ -107,7 +108,7 @@ def test_oldest_of_too_many_handshakes_is_ended(runner, monkeypatch, tmp_path):
                 return False
 
             await turn_until(is_ended, turn)
-            assert len(found._opening) == 3
+            assert probe_server.opening_connections(found) == 3
             found.close()
             await found.wait_closed()
 

@@ -62,13 +62,13 @@ async def silent(*_args):
 async def test_open_breaker_refuses_attempts_and_passes_renewals_and_releases():
     async with serving() as service:
         grant, _ = await acquire(service, "holder")
-        working = service.engine._engine
-        service.engine._engine = type("Silent", (), {"attempt": silent, "traits": working.traits})()
-        service.engine._engine.attempt = silent
+        working = service.engine.real
+        service.engine.real = type("Silent", (), {"attempt": silent, "traits": working.traits})()
+        service.engine.real.attempt = silent
         for _ in range(5):
             with pytest.raises(Unavailable):
                 await attempt(service, "web")
-        service.engine._engine = working
+        service.engine.real = working
         with pytest.raises(NotSent) as refused:
             await attempt(service, "web")
         assert 0 < refused.value.retry_in <= 1
@@ -88,7 +88,7 @@ async def test_callers_with_short_deadlines_do_not_open_the_breaker():
             service.clock.ahead += 1
             raise Unavailable("no answer by the deadline")
 
-        service.engine._engine.attempt = until_deadline
+        service.engine.real.attempt = until_deadline
         for _ in range(20):
             with pytest.raises(Unavailable):
                 await service.attempt(claim_of("hasty"), CLIENT, service.runtime.now() + 0.0001)

@@ -10,6 +10,7 @@ from leasehold.errors import ConfigError
 from leasehold.model import Gone, Grant
 from leasehold.server.problems import Problem
 from leasehold.server.service import Service
+from tests.support import probe_server
 from tests.support.bare_service import CLIENT, acquire, attempt, claim_of, deadline, found, release, serving, until
 from tests.support.running_server import in_loop
 
@@ -39,7 +40,7 @@ async def test_cancelled_request_does_not_cancel_its_attempt():
         with pytest.raises(asyncio.CancelledError):
             await asked
         gate.set()
-        await until(lambda: not service._attempts)
+        await until(lambda: not probe_server.attempts(service))
         assert service.engine.cancelled == []
         assert await found(service) == [("web", "held")]
 

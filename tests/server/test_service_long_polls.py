@@ -6,6 +6,7 @@ import pytest
 from leasehold.core.timing import WAITER_TTL
 from leasehold.errors import Unavailable
 from leasehold.model import Busy, Grant
+from tests.support import probe_server
 from tests.support.bare_service import (
     CLIENT,
     acquire,
@@ -117,7 +118,7 @@ async def test_long_polls_stay_in_the_queue_by_heartbeats():
         await queued(service, "first", "second")
         for _ in range(4):
             service.clock.ahead += WAITER_TTL * 0.7
-            await service._send_heartbeats()
+            await probe_server.send_heartbeats(service)
         await queued(service, "first", "second")
         await release(service, "holder")
         assert isinstance((await polls[0])[0], Grant)
@@ -131,14 +132,14 @@ async def test_engine_that_fails_during_a_long_poll_leaves_no_id_made_here():
         await acquire(service, "holder")
         asked = acquire(service, "web", wait=60, caller_made_id=False)
         await queued(service, "web")
-        real = service.engine._engine.attempt
+        real = service.engine.real.attempt
 
         async def silent(*args):
             raise Unavailable("no answer")
 
-        service.engine._engine.attempt = silent
+        service.engine.real.attempt = silent
         await release(service, "holder")
         with pytest.raises(Unavailable):
             await asked
-        service.engine._engine.attempt = real
+        service.engine.real.attempt = real
         assert await found(service) == []

@@ -6,6 +6,7 @@ import pytest
 
 from leasehold.core.timing import RESERVATION_TTL
 from leasehold.model import Grant
+from tests.support import probe_server
 from tests.support.bare_service import (
     CLIENT,
     OTHER,
@@ -63,7 +64,7 @@ async def test_dead_client_does_not_keep_a_reservation_it_gets_after_a_recheck()
     async with serving() as service:
         await acquire(service, "holder")
         stream, other = service.open_stream(CLIENT), service.open_stream(OTHER)
-        dead, wait, due, waits = claim_of("dead").id_hash, service.engine._engine.wait, asyncio.Event(), []
+        dead, wait, due, waits = claim_of("dead").id_hash, service.engine.real.wait, asyncio.Event(), []
 
         async def wait_until_due(claim, busy, seconds):
             waits.append(claim.id_hash)
@@ -73,7 +74,7 @@ async def test_dead_client_does_not_keep_a_reservation_it_gets_after_a_recheck()
             else:
                 await wait(claim, busy, seconds)
 
-        service.engine._engine.wait = wait_until_due
+        service.engine.real.wait = wait_until_due
         await attempt(service, "dead")
         await until(lambda: dead in waits)
         await attempt(service, "next", OTHER)
@@ -137,7 +138,7 @@ async def test_reservation_of_an_unknown_claim_keeps_its_position():
         other = service.open_stream(OTHER)
         await attempt(service, "elsewhere")
         await attempt(service, "next", OTHER)
-        service._disown(claim_of("elsewhere"))
+        probe_server.disown(service, claim_of("elsewhere"))
         await release(service, "holder")
         assert await until_wakeup(other) == claim_of("next").id_hash
         assert ("elsewhere", "passed over") in await found(service)

@@ -4,6 +4,7 @@ call of their client."""
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.remote.wire import Hello, Lost, Moved
 from leasehold.model import Alive, Busy
+from tests.support import probe_server
 from tests.support.bare_service import (
     CLIENT,
     acquire,
@@ -78,7 +79,7 @@ async def test_route_of_a_silent_client_is_dropped_after_15_s():
         service.clock.ahead += WAITER_TTL + 1
         await until(lambda: not service.routes)
         assert service.registry.waiting == {}
-        assert service._routes_of == {}
+        assert probe_server.routes_by_client(service) == {}
 
 
 @in_loop
@@ -91,7 +92,7 @@ async def test_route_is_kept_by_the_clients_heartbeats():
             service.clock.ahead += WAITER_TTL / 2
             (reply,) = await service.renew([claim_of("web")], CLIENT, deadline(service))
             assert isinstance(reply, Alive)
-            service._disown_expired()
+            probe_server.disown_expired(service)
         assert list(service.routes) == [claim_of("web").id_hash]
 
 

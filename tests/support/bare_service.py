@@ -17,13 +17,14 @@ OTHER = ("anyone", "client-2")
 
 
 class GatedEngine:
-    """The engine of a service. A verb in `gates` begins, and gets its answer when the test opens the gate."""
+    """The engine of a service. A verb in `gates` begins, and gets its answer when the test opens the gate. `real` is
+    the engine behind it."""
 
     def __init__(self, engine):
-        self._engine, self.gates, self.calls, self.cancelled = engine, {}, [], []
+        self.real, self.gates, self.calls, self.cancelled = engine, {}, [], []
 
     def __getattr__(self, name):
-        verb = getattr(self._engine, name)
+        verb = getattr(self.real, name)
         if name not in ("attempt", "release", "renew", "decline", "ping"):
             return verb
 
@@ -92,7 +93,7 @@ def deadline(service):
 
 async def found(service, name="orders/42"):
     """Holder and state of every claim on the name, in order."""
-    return [(h.holder.label, h.state) for h in await service.engine._engine.inspect("", name, True, deadline(service))]
+    return [(h.holder.label, h.state) for h in await service.engine.real.inspect("", name, True, deadline(service))]
 
 
 async def until(condition):

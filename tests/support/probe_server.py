@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from leasehold.model import Claim
-from leasehold.server import calls, incidents, queries, run
+from leasehold.server import calls, incidents, listener, queries, run
 from leasehold.server.app import App
 from leasehold.server.dashboard import stream
 from leasehold.server.dashboard.page_data import Steady
@@ -14,12 +14,14 @@ from leasehold.server.dashboard.routes import Dashboard
 from leasehold.server.dashboard.stream import Streams
 from leasehold.server.history import History
 from leasehold.server.limits import Bodies, Limits
+from leasehold.server.listener import Listener
 from leasehold.server.picture import Pictures
 from leasehold.server.protocol import Protocol
 from leasehold.server.routes import Stream
 from leasehold.server.service import Service
 from tests.support.probe import Place
 
+ACCEPT_PAUSE = Place(listener, "_PAUSE")  # after a connection could not be accepted
 KEEP_CHANNEL = Place(stream, "_KEEP_CHANNEL")  # seconds without a tab
 PAGE_BYTES = Place(calls, "_PAGE_BYTES")  # of one page of a listing
 
@@ -97,6 +99,11 @@ def bytes_by_caller(bodies: Bodies) -> dict[str, int]:
 
 
 # ----------------------------------------------------------- its connections
+
+
+def opening_connections(listener: Listener) -> int:
+    """How many connections were accepted, and have not ended their TLS handshake."""
+    return len(listener._opening)
 
 
 def is_in_head(protocol: Protocol) -> bool:

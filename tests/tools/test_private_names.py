@@ -12,7 +12,8 @@ from tests.support.probe import Place
 PUBLIC = {  # in spite of the underscore
     *("_asdict", "_field_defaults", "_fields", "_replace"),  # of namedtuples
     *("_exit", "_getframe"),  # of os and sys
-    *("_is_protocol", "_log_destroy_pending", "_set_running_loop"),  # of typing and asyncio, which offer nothing else
+    # Of pytest, typing and asyncio, which offer nothing else.
+    *("_fixtureinfo", "_is_protocol", "_log_destroy_pending", "_set_running_loop"),
 }
 
 PRIVATE = re.compile("_[A-Za-z][A-Za-z0-9_]*")
@@ -20,9 +21,6 @@ PRIVATE_PATH = re.compile(r"leasehold(\.\w+)*\._[A-Za-z]\w*")
 MAY_USE = re.compile(  # to parse few files, because that takes long
     r"(?<!\bself)(?<!\bcls)\._[A-Za-z]|[\"']_[A-Za-z]|\bimport\b.*\b_[A-Za-z]|^\s+_\w+,$", re.MULTILINE
 )
-
-# Is being split; convert what is left of it with `probe_server`.
-NOT_YET = {"tests/server/test_service.py"}
 
 THIS_FILE = "tests/tools/test_private_names.py"  # has examples
 
@@ -84,7 +82,7 @@ def test_tests_reach_private_names_only_through_probes() -> None:
     found = [
         f"{path}:{line}: {name}"
         for path, source in tests.items()
-        if not path.startswith("tests/support/probe") and path not in {*NOT_YET, THIS_FILE}
+        if not path.startswith("tests/support/probe") and path != THIS_FILE
         for line, name in private_names(source)
     ]
     assert not found, f"add a function or a `Place` to a probe, named after what it tells: {found}"

@@ -13,7 +13,6 @@ from unittest import mock
 import pytest
 
 from leasehold import Client, Unavailable
-from leasehold.engines import repeated_logs
 from leasehold.engines.zookeeper import connection
 from leasehold.engines.zookeeper.requests import (
     MAX_CHILDREN,
@@ -24,7 +23,7 @@ from leasehold.engines.zookeeper.requests import (
     GetFewChildren,
     GetShortData,
 )
-from tests.support import probe_zookeeper
+from tests.support import probe_logs, probe_zookeeper
 from tests.support.timing import check_elapsed
 
 
@@ -161,7 +160,7 @@ def reply_to(xid: int, body: bytes = b"") -> bytes:
 @pytest.mark.parametrize("xid", [-4, 99, 0], ids=["credentials", "another request", "nothing"])
 def test_replies_to_what_was_not_asked_end_the_connection_and_log_once(xid, caplog, monkeypatch) -> None:
     """Such a server filled the log, and the client connected again a hundred times a second."""
-    monkeypatch.setattr(repeated_logs, "_recent", {})
+    monkeypatch.setattr(*probe_logs.RECENT_LINES, {})
     server = BrokenZookeeper(reply_to(xid, framed(b"/x")))
     try:
         with Client(f"zookeeper://127.0.0.1:{server.port}", call_timeout=1.5) as client:

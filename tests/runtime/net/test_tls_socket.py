@@ -20,7 +20,6 @@ import pytest
 from harness.servers.process import free_ports, poll
 from leasehold.engines.redis.bounded_reader import BoundedReader
 from leasehold.engines.zookeeper.connection import KazooHandler
-from leasehold.runtime.net import tls_socket
 from leasehold.runtime.net.blocking import (
     WOULD_BLOCK,
     ReplyReader,
@@ -33,6 +32,7 @@ from leasehold.runtime.net.fanout_blocking import NonblockingConnection
 from leasehold.runtime.net.tls_socket import TlsSocket
 from leasehold.runtime.polling import new_poll
 from leasehold.runtime.threads import boot_clock
+from tests.support import probe_runtime
 from tests.support.certificates import Authority
 
 TICKETS = 600  # that the server sends after the handshake: two hundred bytes each
@@ -184,7 +184,7 @@ def test_second_reply_over_tls_fails_the_next_call(server) -> None:
 
 def test_tickets_without_end_end_the_connection(server, monkeypatch) -> None:
     """Each costs the client time, for as long as it listens."""
-    monkeypatch.setattr(tls_socket, "_MAX_OVERHEAD", READ_AT_ONCE)
+    monkeypatch.setattr(*probe_runtime.MAX_TLS_OVERHEAD, READ_AT_ONCE)
     with server.connect(tickets=TICKETS) as sock:
         sock.settimeout(FAR)
         with pytest.raises(ConnectionAbortedError, match="without end"):
@@ -193,7 +193,7 @@ def test_tickets_without_end_end_the_connection(server, monkeypatch) -> None:
 
 def test_tickets_without_end_end_a_connection_of_many(server, monkeypatch) -> None:
     """Of a client that asks several servers at once."""
-    monkeypatch.setattr(tls_socket, "_MAX_OVERHEAD", READ_AT_ONCE)
+    monkeypatch.setattr(*probe_runtime.MAX_TLS_OVERHEAD, READ_AT_ONCE)
     connection = NonblockingConnection(server, BoundedReader(), 1 << 20)
     connection.send_request(b"+hello\r\n", 1)
     server.serve(tickets=TICKETS)
@@ -260,7 +260,7 @@ def test_demands_for_new_keys_without_end_end_the_connection(commanded, monkeypa
     commanded.send(b"K")
     commanded.sock.sendall(b"with new keys\n")
     commanded.wait_for(b"with new keys")
-    monkeypatch.setattr(tls_socket, "_MAX_ANSWERS", 200)  # bytes
+    monkeypatch.setattr(*probe_runtime.MAX_TLS_ANSWERS, 200)  # bytes
     with pytest.raises(ConnectionAbortedError, match="without end"):
         for _ in range(100):
             commanded.send(b"K")
