@@ -585,6 +585,11 @@ def test_unreadable_frame_ends_the_connection_at_once(reply: bytes) -> None:
     assert ("HTTP/2" in str(caught.value)) != unfinished, "an invalid frame was not reported at once"
 
 
+def test_other_kind_of_server_is_named_as_a_possible_cause() -> None:
+    with pytest.raises(Unavailable, match="check that the port is that of etcd"):
+        call_fake_server(b"-ERR unknown command 'PRI', with args beginning with: '*' \r\n", seconds=30.0)
+
+
 def test_header_bomb_costs_little_cpu_time() -> None:
     """One block of 61,000 bytes, each of which refers to a header of 4,000 bytes in the dynamic table."""
     learn = b"\x40" + encode_literal(b"x", bytes(4000))[1:]

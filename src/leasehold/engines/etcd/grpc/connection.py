@@ -224,7 +224,7 @@ class GrpcConnection:
             while len(self._buffer) >= 9:
                 size = int.from_bytes(self._buffer[:3], "big")
                 if size > frames.MAX_FRAME:
-                    raise ProtocolError("frame longer than 1 MiB")
+                    raise ProtocolError("frame longer than 1 MiB; check that the port is that of etcd")
                 if len(self._buffer) < 9 + size:
                     return
                 frame_type, flags, stream_id = (
