@@ -154,6 +154,24 @@ def test_colours_are_printed_only_on_terminals_without_no_color(shell):
     assert "held" in screen.seen
 
 
+@pytest.mark.parametrize("command", [("ls",), ("get", "j"), ("watch", "--for", "0.2")])
+def test_table_that_is_wider_than_the_terminal_loses_columns(shell, command):
+    shell.hold("j", "--holder", "web-3", "--purpose", "thirty columns of explanations")
+    shell.environment |= {"NO_COLOR": "1", "COLUMNS": "80"}
+    screen = shell.terminal(*command)
+    assert screen.wait() == 0
+    assert "web-3" in screen.seen
+    assert "ACQUIRED" not in screen.seen
+    assert "PURPOSE" not in screen.seen
+    shell.environment["COLUMNS"] = "200"
+    wide = shell.terminal(*command)
+    assert wide.wait() == 0
+    assert "ACQUIRED" in wide.seen
+    assert "thirty columns" in wide.seen
+    shell.environment["COLUMNS"] = "20"
+    assert "thirty columns" in shell("ls").stdout  # a pipe has no width
+
+
 def test_ls_into_closed_pipe_is_141_without_message(shell, busy):
     reader, writer = os.pipe()
     os.close(reader)

@@ -120,6 +120,13 @@ def is_terminal(*streams: TextIO | None) -> bool:
     return all(stream is not None and stream.isatty() for stream in streams)
 
 
+def terminal_width(stream: TextIO | None) -> int | None:
+    """In columns. None: the stream is not a terminal."""
+    from shutil import get_terminal_size  # only here: `leasehold run` does without
+
+    return get_terminal_size().columns if is_terminal(stream) else None
+
+
 _json_formatter: logging.Formatter | None = None  # of --log-format json
 
 

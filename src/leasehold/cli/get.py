@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, pass_console
+from leasehold.cli.console import Console, pass_console, terminal_width
 from leasehold.cli.help import command
 from leasehold.cli.options import name_argument
 
@@ -40,7 +42,7 @@ def get(console: Console, name: str) -> None:
             }
         )
     elif holdings:
-        for line in render.holdings_table(holdings):
+        for line in render.holdings_table(holdings, terminal_width(sys.stdout)):
             console.put(line)
     else:
         console.say(f"{name} is free")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, pass_console
+from leasehold.cli.console import Console, pass_console, terminal_width
 from leasehold.cli.help import command
 from leasehold.cli.options import checked_prefix
 
@@ -31,6 +33,8 @@ def ls(console: Console, prefix: str) -> None:
     position in the queue: 0 is next. `(gone)` after a PID means that no process on this machine has that pid any
     more, so the lease will not be renewed.
 
+    If the terminal is too narrow for the table, ACQUIRED is left out, and then PURPOSE.
+
     With `-o json`: one array, described by `leasehold docs reference/json`. The exit code is 0 even if nothing was
     found, as long as the engine answered.
     """
@@ -39,7 +43,7 @@ def ls(console: Console, prefix: str) -> None:
     if console.json:
         console.put_json([render.holding_as_json(holding) for holding in holdings])
     elif holdings:
-        for line in render.holdings_table(holdings):
+        for line in render.holdings_table(holdings, terminal_width(sys.stdout)):
             console.put(line)
     else:
         console.say(f"no holders or waiters{f' of names that begin with {prefix}' if prefix else ''}")

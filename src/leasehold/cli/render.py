@@ -125,10 +125,16 @@ def holding_row(holding: Holding) -> tuple[str, ...]:
     )
 
 
-def holdings_table(holdings: Sequence[Holding]) -> Iterable[str]:
-    """The lines of the table, headings first."""
+def holdings_table(holdings: Sequence[Holding], width: int | None = None) -> Iterable[str]:
+    """The lines of the table, headings first. `width`: that of the terminal, for which columns may be left out."""
     colours = [STATE_COLOURS[holding.state] for holding in holdings]
-    return table(COLUMNS, [holding_row(holding) for holding in holdings], _STATE_COLUMN, colours)
+    rows = [COLUMNS, *map(holding_row, holdings)]
+    for spare in ("ACQUIRED", "PURPOSE"):
+        widths = [max(width_of(escape(cell)) for cell in column) for column in zip(*rows, strict=True)]
+        if width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
+            at = rows[0].index(spare)
+            rows = [row[:at] + row[at + 1 :] for row in rows]
+    return table(rows[0], rows[1:], _STATE_COLUMN, colours)
 
 
 def table(

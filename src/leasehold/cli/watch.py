@@ -16,7 +16,7 @@ import click
 
 from leasehold.blocking import Client
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, is_terminal, pass_console
+from leasehold.cli.console import Console, is_terminal, pass_console, terminal_width
 from leasehold.cli.help import command
 from leasehold.cli.options import checked_prefix, positive_seconds_option, seconds_option
 from leasehold.core import timing
@@ -58,7 +58,7 @@ def watch(console: Console, prefix: str, interval: float, lasting: float | None)
     with console.client() as client:
         if not console.json and is_terminal(sys.stdout):
             for holdings, _ in poll(console, client, prefix, interval, end):
-                console.put(CLEAR_SCREEN + "\n".join(render.holdings_table(holdings)))
+                console.put(CLEAR_SCREEN + "\n".join(render.holdings_table(holdings, terminal_width(sys.stdout))))
             return
         for _, changes in poll(console, client, prefix, interval, end):
             for event in changes:

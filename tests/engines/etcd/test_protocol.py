@@ -596,6 +596,11 @@ def test_unreadable_frame_ends_the_connection_at_once(reply: bytes) -> None:
     assert ("HTTP/2" in str(caught.value)) != unfinished, "an invalid frame was not reported at once"
 
 
+def test_other_kind_of_server_is_named_as_a_possible_cause() -> None:
+    with pytest.raises(Unavailable, match="check that the port is that of etcd"):
+        call_fake_server(b"-ERR unknown command 'PRI', with args beginning with: '*' \r\n", seconds=30.0)
+
+
 def test_tls_without_end_ends_the_connection(certificate) -> None:
     """Tickets. OpenSSL answers other messages of TLS, too, and the answers would fill the memory."""
     key, cert = certificate

@@ -39,7 +39,7 @@ KEYS: Final = (
     ("/", "filter by a part of the name or of a holder; escape clears it"),
     ("b", "only names that have waiters"),
     ("d", "deadlocks: holders that wait for each other"),
-    ("p", "pause, and go on"),
+    ("p", "pause the screen, or continue"),
     ("q", "quit"),
 )
 
@@ -399,8 +399,8 @@ class View:
     def _help(self, _snapshot: Snapshot, _rows: Sequence[Row], width: int, _room: int) -> list[str]:
         states = {
             "at risk": "its client has not renewed in time: it may be stuck",
-            "held": "and renewed in time",
-            "reserved": "the next waiter was notified and may claim it",
+            "held": "its client renews in time",
+            "reserved": "the next waiter was notified and may claim the name",
             "cooling": "released, and kept taken for the rest of its min_hold",
             "waiting": "waiters, and no holder",
         }
@@ -412,8 +412,9 @@ class View:
         about = (
             "LEFT: until the lease ends unless it is renewed; its bar",
             "compares that with the longest that was seen.",
+            "`leasehold top` never changes a lock.",
         )
-        return [*lines, "", *(fit(f"  {text}", width, ellipsis=cut) for text in (*about, "This never changes a lock."))]
+        return [*lines, "", *(fit(f"  {text}", width, ellipsis=cut) for text in about)]
 
 
 def _who(each: Holding) -> str:
