@@ -31,6 +31,7 @@ BATCH_PATHS: Final = frozenset({b"/v1/calls", b"/v1/renew-many"})
 MAX_HEADERS: Final = 100
 MAX_PIPELINED: Final = 16  # requests that wait behind one that is being answered
 LINGER: Final = 1.0  # seconds in which a refused caller can read why, before the connection is closed
+_MAX_UNSENT: Final = 16 * 1024  # bytes of an answer that are not counted; over TLS it would be half a megabyte
 _MAX_LINGERING: Final = 100  # connections above the limit that are told so; further ones are closed at once
 _MAX_DISCARDED: Final = 1024 * 1024  # bytes of a refused caller that are read and dropped
 
@@ -111,6 +112,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(_MAX_UNSENT)
         if len(self.connections) > self._rules.connections and not self._close_a_stranger():
             self._count_refusal("connections")
             if len(self.connections) > self._rules.connections + _MAX_LINGERING:
@@ -191,6 +193,7 @@ class Protocol(HttpToolsProtocol):
         if not unread.has_room(caller, size):
             self._count_refusal("unread_answers_per_key")
             self.loop.call_soon(self.transport.abort)  # not inside its own call
+            return
         self._unread_answer = caller, size
         unread.add(caller, size)
 

@@ -47,9 +47,7 @@ from leasehold.telemetry.logs import JSONFormatter
 _log = logging.getLogger("leasehold.server")
 
 _BACKLOG: Final = 2048
-_SEND_BUFFER: Final = (
-    256 * 1024
-)  # bytes of one connection in the kernel, which would keep megabytes that no caller reads
+_SEND_BUFFER: Final = 64 * 1024  # bytes of one connection in the kernel: else megabytes that the caller does not read
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
 _REFRESH_INTERVAL: Final = 0.5  # seconds between two checks of the key file and the certificates; two must agree

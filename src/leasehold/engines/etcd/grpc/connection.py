@@ -224,24 +224,6 @@ class GrpcConnection:
         self.bytes_received += len(data)
         self._received_at, self._pinged_at = self._now(), None
         try:
-            if self._tls is not None:
-                data = self._decrypt(data)
-            self._buffer += data
-            while len(self._buffer) >= 9:
-                size = int.from_bytes(self._buffer[:3], "big")
-                if size > frames.MAX_FRAME:
-                    raise ProtocolError("frame longer than 1 MiB; check that the port is that of etcd")
-                if len(self._buffer) < 9 + size:
-                    return
-                frame_type, flags, stream_id = (
-                    self._buffer[3],
-                    self._buffer[4],
-                    int.from_bytes(self._buffer[5:9], "big"),
-                )
-                body = bytes(self._buffer[9 : 9 + size])
-                del self._buffer[: 9 + size]
-                self._on_frame(frame_type, flags, stream_id & 0x7FFFFFFF, body)
-
             if self._tls is None:
                 self._read_frames(data)
             else:
@@ -274,7 +256,7 @@ class GrpcConnection:
         while len(self._buffer) >= 9:
             size = int.from_bytes(self._buffer[:3], "big")
             if size > frames.MAX_FRAME:
-                raise ProtocolError("frame longer than 1 MiB")
+                raise ProtocolError("frame longer than 1 MiB; check that the port is that of etcd")
             if len(self._buffer) < 9 + size:
                 return
             frame_type, flags, stream_id = (
