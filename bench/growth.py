@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.server_setups import SETUPS
+from harness import probe
 from harness.servers.folders import keep_on_disk
 from leasehold import Client
 from leasehold.cli.bench.plot import svg
@@ -40,11 +41,11 @@ class EngineDriver:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._core = client._core
-        self.engine: Engine = client._core.engine()
+        self._core = probe.core(client)
+        self.engine: Engine = self._core.engine()
 
     def claim(self, name: str, *, queue: bool = False) -> Claim:
-        return self._client.lock(name, ttl=TTL)._new_claim()._replace(queue=queue)
+        return probe.new_claim(self._client.lock(name, ttl=TTL))._replace(queue=queue)
 
     def attempt(self, claim: Claim) -> bool:
         return isinstance(run_sync(self.engine.attempt(claim, self._core.deadline())), Grant)

@@ -26,6 +26,7 @@ import redis
 import redis.asyncio
 
 from bench.cases import Aim, Aims, Notes, Part, Table, one_core, ratio_of, repeat_with, usable_peers
+from harness import probe
 from harness.servers.redis import RedisServer
 from leasehold import AsyncClient, Client
 from leasehold.cli.bench.measurement import BenchCase, BenchResult, measure
@@ -86,10 +87,10 @@ def api_cases(client: Client) -> Iterator[BenchCase]:
     """The cost of claims, leases and the watchdog on top of the scripts."""
     lock = client.lock("bench")
     repeat_with(lock)(10)
-    claim, engine = lock._new_claim(), client._core._engine
-    name, requests = engine._requests.name_keys("", "bench"), engine._requests  # type: ignore[attr-defined]
-    (stream,) = engine._topology.connections(name.tag)._idle  # type: ignore[attr-defined]
-    id_hash, now = bytes.fromhex(claim.id_hash), client._core.runtime.now
+    claim, requests = probe.new_claim(lock), probe.redis_requests(client)
+    name = requests.name_keys("", "bench")
+    stream = probe.redis_stream(client, name.tag)
+    id_hash, now = bytes.fromhex(claim.id_hash), probe.core(client).runtime.now
     take, give = (packed.split(id_hash) for packed in (requests.attempt(name, claim), requests.release(name, claim)))
 
     def bare(times: int) -> None:

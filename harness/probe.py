@@ -1,18 +1,23 @@
-"""What the rigs and the simulator read and change inside a client: the only place of `harness/` that knows where it is
-kept. The tests have `tests/support/probe.py`, and more such modules next to it.
+"""What the rigs, the simulator and `bench/` read and change inside a client. No other module of theirs knows where it
+is kept. The tests have `tests/support/probe.py`, and more such modules next to it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from leasehold import AsyncClient, Client, LeaseState
 from leasehold.client.core import ClientCore
 from leasehold.client.lease import BaseLease, Validity
+from leasehold.client.lock import BaseLock
 from leasehold.model import Claim
 
 if TYPE_CHECKING:
+    from leasehold.engines.redis.connections import BlockingPool
+    from leasehold.engines.redis.engine import RedisEngine
+    from leasehold.engines.redis.protocol import RedisRequests
     from leasehold.engines.zookeeper.session import ZookeeperSession  # needs kazoo
+    from leasehold.runtime.net.blocking import SocketStream
 
 
 class HasCore(Protocol):
@@ -34,6 +39,11 @@ def claim(lease: BaseLease) -> Claim:
     return lease._claim
 
 
+def new_claim(lock: BaseLock[Any]) -> Claim:
+    """A claim as the lock would make it for an attempt."""
+    return lock._new_claim()
+
+
 def validity(lease: BaseLease) -> Validity:
     """All that says how long the lease is trusted."""
     return lease._validity
@@ -52,6 +62,18 @@ def has_final_state(lease: BaseLease) -> bool:
 def set_final_state(lease: BaseLease, state: LeaseState) -> None:
     """End the lease, and notify no caller."""
     lease._final_state = state
+
+
+def redis_requests(client: AnyClient) -> RedisRequests:
+    """What makes the requests of the client's engine."""
+    return cast("RedisEngine", client._core.engine())._requests
+
+
+def redis_stream(client: AnyClient, tag: str) -> SocketStream:
+    """The only connection of a client of one server, which is idle."""
+    connections = cast("RedisEngine", client._core.engine())._topology.connections(tag)
+    (stream,) = cast("BlockingPool", connections)._idle
+    return stream
 
 
 def kazoo_session(session: ZookeeperSession) -> Any:

@@ -14,6 +14,7 @@ from harness.probe import AnyClient as AnyClient
 from harness.probe import claim as claim
 from harness.probe import core as core
 from harness.probe import has_final_state as has_final_state
+from harness.probe import new_claim as new_claim
 from harness.probe import validity as validity
 from leasehold import AsyncClient, Client, MultiLock
 from leasehold.client import base, lease_document
@@ -321,11 +322,6 @@ def invalidate(lease: BaseLease) -> None:
 
 
 # --------------------------------------------- locks, multilocks, elections
-
-
-def new_claim(lock: BaseLock[Any]) -> Claim:
-    """A claim as the lock would make it for an attempt."""
-    return lock._new_claim()
 
 
 def client_of(lock: BaseLock[Any]) -> Any:

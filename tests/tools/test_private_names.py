@@ -1,10 +1,13 @@
-"""Tests reach private names only through probes: `tests/support/probe*.py`, and `harness/probe.py` for the harness."""
+"""Tests reach private names only through probes: `tests/support/probe*.py`, and `harness/probe.py` for the harness and
+`bench/`."""
 
 import ast
 import importlib
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+
+import pytest
 
 from tests.support.paths import ROOT
 from tests.support.probe import Place
@@ -88,10 +91,11 @@ def test_tests_reach_private_names_only_through_probes() -> None:
     assert not found, f"add a function or a `Place` to a probe, named after what it tells: {found}"
 
 
-def test_harness_reaches_private_names_only_through_its_probe() -> None:
+@pytest.mark.parametrize("folder", ["harness", "bench"])
+def test_harness_and_bench_reach_private_names_through_a_probe(folder: str) -> None:
     found = [
         f"{path}:{line}: {name}"
-        for path, source in sources("harness").items()
+        for path, source in sources(folder).items()
         if path != "harness/probe.py"
         for line, name in private_names(source)
         if name not in own_names(source)
