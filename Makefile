@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # More than cores: tests with servers wait more than they work. Jobs share servers, but each may start its own of those
 # that its tests break: up to 1 GB.
-JOBS ?= 6
+JOBS ?= 8
 ARGS ?=
 
 VENV := .venv

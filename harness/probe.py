@@ -1,5 +1,6 @@
-"""What the rigs, the simulator and `bench/` read and change inside a client. No other module of theirs knows where it
-is kept. The tests have `tests/support/probe.py`, and more such modules next to it.
+"""What rigs, simulator and `bench/` read and change inside a client: the only place that knows where that is kept.
+
+The tests have `tests/support/probe.py`, and more such modules next to it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ SCHEME_ALIASES: Final = {
 }
 _SCHEMES_WITHOUT_CREDENTIALS: Final = frozenset({"memory", "sqlite"})
 
-_SCHEMES_WITH_API_KEYS: Final = frozenset({"http", "https"})
+_SCHEMES_WITHOUT_PASSWORD: Final = _SCHEMES_WITHOUT_CREDENTIALS | {"http", "https"}  # those have API keys
 
 DEFAULT_URL: Final = "sqlite://"  # a file in the user's state directory: locks do not exclude other users
 
@@ -101,7 +101,8 @@ class EngineConfig(_WithSecrets):
 
         if not isinstance(url, str) or not (found := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", url, re.DOTALL)):
             raise ConfigError(
-                'an engine URL looks like "sqlite:///absolute/path.db" or "redis://host:6379/0"; this one has no "://"'
+                'an engine URL looks like "sqlite:///absolute/path.db" or "redis://host:6379/0"; '
+                'this one does not begin with "scheme://"'
             )
         scheme, remainder = SCHEME_ALIASES.get(found[1].lower(), found[1].lower()), found[2]
         if not remainder.isprintable() or (
@@ -113,6 +114,11 @@ class EngineConfig(_WithSecrets):
             )
         try:
             query = urlsplit(f"//{remainder}").query
+        except ValueError:
+            raise ConfigError(
+                f"the host of this {scheme}:// URL cannot be parsed: an IPv6 address has a bracket on each side, [::1]"
+            ) from None
+        try:
             pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
         except ValueError:
             raise ConfigError(
@@ -125,7 +131,7 @@ class EngineConfig(_WithSecrets):
         given = None if password is None else Password(password, "password=")
         if given is not None and scheme in _SCHEMES_WITHOUT_CREDENTIALS:
             raise ConfigError(f"{scheme}:// has no password: leave password= out")
-        if scheme not in (*_SCHEMES_WITHOUT_CREDENTIALS, *_SCHEMES_WITH_API_KEYS) and "password_file" in options:
+        if scheme not in _SCHEMES_WITHOUT_PASSWORD and "password_file" in options:
             if given is not None:
                 raise ConfigError(f"this {scheme}:// URL has password_file=: give either that or password=")
             given = file_password(options.pop("password_file"))
@@ -143,12 +149,13 @@ class EngineConfig(_WithSecrets):
         """The URL's options after conversion. An unknown option is a ConfigError that lists the known ones.
 
         The ValueErrors of converters are shown, so their texts must not contain the value."""
+        shared = () if self.scheme in _SCHEMES_WITHOUT_PASSWORD else ("password_file",)  # which `parse` has taken out
         for number, name in enumerate(self.options, 1):
             if name not in converters:
-                known = ", ".join(sorted(converters)) or "none"
+                known = sorted({*converters, *shared})
                 raise ConfigError(
-                    f"option {number} of this {self.scheme}:// URL does not exist{did_you_mean(name, converters)}; "
-                    f"known options: {known}"
+                    f"option {number} of this {self.scheme}:// URL does not exist{did_you_mean(name, known)}; "
+                    f"known options: {', '.join(known) or 'none'}"
                 )
         found = {}
         for name, text in self.options.items():

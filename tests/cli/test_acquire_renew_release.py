@@ -30,6 +30,13 @@ def test_acquired_lease_outlives_its_process(shell):
     assert shell("run", "-n", "j", "true").returncode == 75
 
 
+def test_acquire_on_zookeeper_is_refused_with_a_hint(shell):
+    done = shell("-u", "zk://127.0.0.1:1", "acquire", "j")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "ends a lease with the process that acquired it" in done.stderr
+    assert "use `leasehold run`" in done.stderr
+
+
 def test_lease_is_released_by_another_process(shell):
     text = acquire_lease(shell, "j")
     done = shell("release", LEASEHOLD_LEASE=text)

@@ -244,3 +244,14 @@ def test_mistyped_command_is_answered_with_the_one_that_was_meant(shell, words, 
 def test_closed_stdin_stdout_and_stderr_are_no_terminals(shell, line, code):
     done = shell.sh(line)
     assert (done.returncode, "bug in leasehold" in done.stderr) == (code, False), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_no_file_gets_the_descriptor_of_a_closed_stdin_or_stderr(shell):
+    """The audit file got it: a library that prints an error would have written into it."""
+    (shell.folder / "show.sh").write_text(
+        "for fd in 0 1 2; do readlink /proc/$PPID/fd/$fd; done > of-run\nls -l /proc/$$/fd/0"
+    )
+    line = "run --audit audit.jsonl j sh show.sh"
+    assert shell.sh(f"{line} <&- >&- 2>&-").returncode != 0, "CMD gets what the caller has closed, as without `run`"
+    assert (shell.folder / "of-run").read_text().split() == ["/dev/null"] * 3

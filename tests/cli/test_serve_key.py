@@ -16,7 +16,7 @@ def test_create_prints_nothing_but_the_key_to_stdout(shell):
     done = create(shell)
     assert done.returncode == 0
     assert re.fullmatch(r"lh_web_[0-9a-f]{64}\n", done.stdout)
-    assert done.stderr == "leasehold: the key of web may read,lock:shop:orders/; it is not shown again:\n"
+    assert done.stderr == "leasehold: the key of web may read,lock:shop:orders/; the key is not shown again:\n"
     assert list(keys.read(shell.folder / "keys.toml")) == ["web"]
 
 

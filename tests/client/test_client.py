@@ -44,13 +44,16 @@ def test_namespaces_are_isolated(bench) -> None:
     [
         ("redys://h", r"no engine for redys:// \(did you mean redis://\?\); known: .*memory://"),
         ("valky://h", r"no engine for valky:// \(did you mean valkey://\?\); known: "),
-        ("nonsense", "has no"),
+        ("nonsense", 'does not begin with "scheme://"'),
         (7, "not an object of type int"),
         ("memory://?durable=yes", "option 1 of this memory:// URL does not exist; known options: none"),
         ("sqlite://?durably=yes", r"option 1 of this sqlite:// URL does not exist \(did you mean durable\?\)"),
         ("p@ss://word", "an engine URL looks like"),
         ("memory://?x=1&x=2", "given twice"),
-        ("memory://?;;", "cannot be parsed"),
+        ("memory://?;;", "the options of this memory:// URL cannot be parsed"),
+        ("redis://[::1", "the host of this redis:// URL cannot be parsed"),
+        ("redis://localhost:65536", "is the port a number from 1 to 65535"),
+        ("redis://localhost?pasword_file=x", r"did you mean password_file\?\); known options: .*password_file"),
     ],
 )
 def test_invalid_urls_are_refused_with_a_hint(url, says) -> None:

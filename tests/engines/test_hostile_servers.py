@@ -33,6 +33,7 @@ from tests.support.child_process import Child
 from tests.support.paths import SUPPORT
 from tests.support.tiers import first_tier
 from tests.support.timing import MEASURING, check_elapsed
+from tests.support.tls_clients import TLS_CLIENTS
 
 CALL_TIMEOUT = 0.4
 PROMISED = CALL_TIMEOUT + 0.5
@@ -333,30 +334,13 @@ def test_tls_client_at_a_plain_port_fails_in_time(make_case, engine, certificate
     assert_nothing_printed(case)
 
 
-# The URL of a client that wants TLS, and what the server says to make it begin.
-ENDLESS_HANDSHAKES = {
-    "redis": ("rediss://127.0.0.1:{port}", b""),
-    "redlock": ("redlock://127.0.0.1:{port},localhost:{port},127.0.0.2:{port}?tls=yes", b""),
-    "etcd": ("etcds://127.0.0.1:{port}", b""),
-    "http-memory": ("https://127.0.0.1:{port}", b""),
-    "zookeeper": ("zookeeper://127.0.0.1:{port}?tls=yes", b""),
-    "postgresql": ("postgresql://127.0.0.1:{port}/leasehold?sslmode=require", b"S"),
-    "mysql": (
-        "mysql://127.0.0.1:{port}/leasehold?ssl_ca={certificate}",
-        # The greeting of a server that offers TLS.
-        b"\x4a\0\0\0\x0a8.0.0\0\1\0\0\0aaaaaaaa\0\xff\xff\x21\2\0\xff\xff\x15" + bytes(10) + b"aaaaaaaaaaaa\0"
-        b"mysql_native_password\0",
-    ),
-}
-
-
 @pytest.mark.parametrize("how", ["flood", "drip"])
-@pytest.mark.parametrize("engine", sorted(ENDLESS_HANDSHAKES))
+@pytest.mark.parametrize("engine", sorted(TLS_CLIENTS))
 def test_tls_handshake_without_end_is_ended_at_the_deadline(engine, how, certificate, monkeypatch) -> None:
     """OpenSSL ignores any number of HelloRequest messages, so a flood of them kept a call busy, and at ZooKeeper the
     thread of the session for ever."""
     monkeypatch.setattr(KazooHandler, "connect_timeout", 0.5)
-    url, greeting = ENDLESS_HANDSHAKES[engine]
+    url, greeting, _ = TLS_CLIENTS[engine]
     flood = b"\x16\x03\x03\x00\x04\0\0\0\0" * 1000
     record = chain(b"\x16\x03\x03\x3f\xff", repeat(0))
     connections: list[socket.socket] = []

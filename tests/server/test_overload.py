@@ -203,6 +203,38 @@ def test_lists_that_are_too_long_do_not_open_the_breaker():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("by", ["acquire", "calls"])
+def test_leases_of_one_key_are_limited(tmp_path, by):
+    """A key could fill the memory of the server with leases of a day."""
+
+    async def main():
+        async with Server(leases_per_key=2) as server:
+            keys = dict(zip("ab", server.add_keys(tmp_path / "keys.toml"), strict=True))
+
+            async def acquire(who, wanted):
+                if by == "acquire":
+                    answer = await server.post_with_key(keys[who], "/v1/acquire", wanted)
+                    return answer.status
+                body = [{"do": "attempt", "claim": wanted}]
+                (found,) = json.loads((await server.post_with_key(keys[who], "/v1/calls", body)).body)
+                return found["problem"]["status"] if "problem" in found else 200
+
+            first, second, third = (claim(name) for name in ("x", "y", "z"))
+            assert [await acquire("a", each) for each in (first, second, third)] == [200, 200, 429]
+            assert await acquire("a", second) == 200, "the same claim again"
+            assert await acquire("b", third) == 200
+            assert server.limits.refused == {"leases_per_key": 1}
+            released = {"name": "x", "id": first["id"]}
+            assert (await server.post_with_key(keys["a"], "/v1/release", released)).status == 200
+            assert await acquire("a", first) == 200
+            for who, lease in (("a", first), ("a", second), ("b", third)):
+                released = {"name": lease["name"], "id": lease["id"]}
+                assert (await server.post_with_key(keys[who], "/v1/release", released)).status == 200
+            assert server.service.leases == {}
+
+    asyncio.run(main())
+
+
 # -- waiters, over HTTP
 
 

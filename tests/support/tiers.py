@@ -3,12 +3,14 @@
 A test over several resources that starts processes keeps one resource of each kind: `first_tier`.
 
 A test that would run on one engine in blocking mode and under asyncio runs in one of them, which a checksum of its name
-chooses: over all engines it still meets both. What differs is below the engines, in `leasehold.runtime`. The memory
-engine is quick and has both. A bug that is planted to test the cases is looked for in one of them, too.
+chooses: over all engines it still meets both. What differs is below the engines, in `leasehold.runtime`. So do the
+tests of the health probe, a file for each engine. The memory engine is quick and has both. A bug that is planted to
+test the cases is looked for in one of them, too.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any, Final
@@ -18,7 +20,9 @@ import pytest
 
 from leasehold.testing.conformance.rig import RUNTIMES
 
-_FOLDERS: Final = ("tests/conformance/", "tests/engines/test_", "tests/records/stores/")
+_SAME_FOR_ALL_ENGINES: Final = re.compile(
+    r"tests/(conformance/|engines/test_|engines/\w+/test_health\.py|records/stores/)"
+)
 
 
 def first_tier(values: Iterable[str], kept: Collection[str]) -> list[Any]:
@@ -34,7 +38,7 @@ class OneRuntimePerEngine:
         pairs: defaultdict[str, dict[str, pytest.Item]] = defaultdict(dict)
         for item in items:
             nodeid = item.nodeid  # put together at every access
-            if not nodeid.startswith(_FOLDERS):
+            if not _SAME_FOR_ALL_ENGINES.match(nodeid):
                 continue
             words = nodeid.partition("[")[2].rstrip("]").split("-")
             runtime = next((word for word in words if word in RUNTIMES), None)

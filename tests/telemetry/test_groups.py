@@ -80,6 +80,14 @@ def test_groups_beyond_the_limit_are_other_and_counted():
     assert groups.find("shop", "orders/3") == Group("shop", "orders/*")
 
 
+def test_groups_of_one_namespace_leave_room_for_those_of_others():
+    groups = Groups(limit=4, per_namespace=2)
+    found = [groups.find("a", name) for name in ("one", "two", "three", "four", "one")]
+    assert found == [("a", "one"), ("a", "two"), ("a", "other"), ("a", "other"), ("a", "one")]
+    assert [groups.find(each, "x") for each in ("b", "c", "d")] == [("b", "x"), ("c", "x"), ("other", "other")]
+    assert groups.overflowed == 3
+
+
 def test_threads_that_find_new_groups_do_not_exceed_the_limit():
     groups, found = Groups(lambda name: name, limit=10), set()
 

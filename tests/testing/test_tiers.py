@@ -34,13 +34,18 @@ def test_test_over_engines_runs_in_one_runtime_per_engine() -> None:
     [
         both("memory", "case"),
         both("redis", "case")[:1],  # it has only one runtime
-        both("redis", "case", "tests/engines/redis/test_health.py::test_x"),
+        both("redis", "case", "tests/engines/redis/test_engine.py::test_x"),
         [f"{CONFORMANCE}[redis-case]"],
     ],
     ids=["memory", "one runtime", "one engine", "no runtime"],
 )
 def test_other_tests_stay_where_they_are(names: list[str]) -> None:
     assert runtimes_left(*names) == names
+
+
+def test_health_probe_of_an_engine_is_tested_in_one_runtime() -> None:
+    path = "tests/engines/redis/test_health.py::test_x"
+    assert len(runtimes_left(f"{path}[blocking]", f"{path}[asyncio]")) == 1
 
 
 def test_lock_server_over_memory_is_not_the_memory_engine() -> None:

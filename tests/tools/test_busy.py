@@ -63,6 +63,7 @@ def test_summary_counts_runs_and_the_failures_of_each_test(runs, expected) -> No
 def test_record_has_a_line_for_each_run_with_the_failed_tests(tmp_path, monkeypatch, capsys) -> None:
     test_file, record = tmp_path / "test_x.py", tmp_path / "busy.jsonl"
     test_file.write_text(TESTS)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer to load than the tests to run
     arguments = ["--loops=0", "--runs=2", f"--record={record}", "-p", "no:cacheprovider", str(test_file)]
     monkeypatch.setattr("sys.argv", ["busy", *arguments])
     assert busy.main() == 1

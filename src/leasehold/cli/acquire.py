@@ -10,7 +10,7 @@ from leasehold.cli.console import Console, pass_console
 from leasehold.cli.help import command
 from leasehold.cli.options import AcquireOptions, acquire_options, name_argument, usage_error_if
 from leasehold.client import lease_document
-from leasehold.errors import NotAcquired
+from leasehold.errors import NotAcquired, Unsupported
 
 EXAMPLES = """
 LEASEHOLD_LEASE=$(leasehold acquire deploy --ttl 600 -w 60) || exit
@@ -38,6 +38,11 @@ def acquire(console: Console, /, name: str, **given: Any) -> int:
     options = AcquireOptions(**given).checked()
     usage_error_if(sys.stdout is None, "stdout is closed, so the lease cannot be printed")
     with console.client(ttl=options.ttl) as client:
+        if not client.traits.outlives:
+            raise Unsupported(
+                "this engine ends a lease with the process that acquired it, so `leasehold acquire` cannot keep one: "
+                "use `leasehold run`"
+            )
         lock = options.lock(client, name, outlives=True)
         try:
             lease = lock.acquire()

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from leasehold.cli import exit_codes, quick, render
@@ -17,18 +18,29 @@ from leasehold.cli.console import discard_stdout, say, write_stderr
 from leasehold.cli.run.signals import Interrupted, held_back, raise_on_signals
 from leasehold.errors import LeaseholdError, NotAcquired
 
+_STDERR: Final = 2
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def start(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code."""
     try:
+        _keep_standard_descriptors()
         raise_on_signals()
         return _run(sys.argv[1:] if arguments is None else list(arguments))
     except Interrupted as interrupted:  # also one that comes while an error is explained
         return exit_codes.SIGNALLED + interrupted.signum
     except KeyboardInterrupt:
         return exit_codes.SIGNALLED + signal.SIGINT
+
+
+def _keep_standard_descriptors() -> None:
+    """Open what the caller has closed of 0 to 2, for this process and not for CMD. A file that got such a descriptor,
+    as the audit file did, would get what a library prints to stderr."""
+    with suppress(OSError):
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+            pass
+        os.close(fd)
 
 
 def _run(arguments: Sequence[str]) -> int:

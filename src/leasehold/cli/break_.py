@@ -7,7 +7,7 @@ import sys
 import click
 
 from leasehold.cli import exit_codes, render
-from leasehold.cli.console import Console, is_terminal, pass_console, write_stderr
+from leasehold.cli.console import Console, is_terminal, pass_console, use_color, write_stderr
 from leasehold.cli.help import command
 from leasehold.cli.option import whole_number
 from leasehold.cli.options import audit_hook, audit_options, label, name_argument, usage_error_if
@@ -70,8 +70,9 @@ def break_(
 
 def choose(name: str, holdings: list[Holding]) -> int | None:
     """The token of the only holder, or None. If there are several, the operator must choose."""
+    coloured = is_terminal(sys.stderr) and use_color() is not False
     for line in render.holdings_table(holdings) if holdings else ():
-        write_stderr(line)
+        write_stderr(line if coloured else click.unstyle(line))
     tokens = [holding.token for holding in holdings if holding.token is not None]
     usage_error_if(
         len(tokens) > 1,

@@ -50,7 +50,7 @@ def resize(
     """Let at most N holders have the semaphore NAME at once, from now on.
 
     N applies to every client, whatever limit its program or `--slots` asks for, until you set another or remove it with
-    --unset. No program has to be restarted. If N is larger than before, waiters are let in at once. If it is smaller,
+    --unset. No program has to be restarted. If N is larger than before, waiters are admitted at once. If it is smaller,
     no holder is stopped, and nothing is granted until NAME has fewer than N holders.
 
     After --unset, the limit stays until NAME is idle. Then the limit of its next client applies again.

@@ -111,7 +111,7 @@ def create(
     if made is None:
         console.say(f"a client certificate with the name {who} may now {rights}{until}")
     else:
-        console.say(f"the key of {who} may {rights}{until}; it is not shown again:")
+        console.say(f"the key of {who} may {rights}{until}; the key is not shown again:")
         console.put(made)
 
 

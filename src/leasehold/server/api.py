@@ -75,7 +75,7 @@ async def acquire(app: App, request: Request) -> Response:
     service, body = app.service, read_body(schemas.AcquireBody, request.body)
     claim = _claim_to_acquire(app, request, body)
     wait = min(body.wait, app.limits.settings.wait, request.within if request.has_within else body.wait)
-    poll = LongPoll(claim, caller_made_id=body.id is not None, admit=app.admit_attempt(request, claim))
+    poll = LongPoll(claim, body.id is not None, app.admit_attempt(request, claim), request.caller.who)
     if wait > 0:
         poll.admission = app.admit_waiter(request, claim)
     hang_up = None

@@ -83,6 +83,15 @@ class Limits:
         self.waiters += 1
         return Admitted(self, "waiters", self._waiters, counted)
 
+    def lease(self, caller: Caller, held: int) -> None:
+        """Raise TooMany if this caller, who has so many leases, may have no further one: each takes memory."""
+        most = self.settings.leases_per_key
+        if most and held >= most and caller.limited:
+            raise self._refuse(
+                "leases_per_key",
+                TooMany(f"{caller.who} has {held} leases at this server, which is its limit: release some"),
+            )
+
     @asynccontextmanager
     async def listing(self, caller: Caller, seconds: float) -> AsyncIterator[None]:
         """A list of locks, which costs time in proportion to the locks. The requests of one caller make two at a time,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from leasehold.server.app import App
 
 _MAX_GROUPS: Final = 100  # pairs of namespace and group; names of others are counted as `other`
+_MAX_GROUPS_PER_NAMESPACE: Final = 30  # one tenant's names must not hide those of others
 _PICTURE_SECONDS: Final = 2.0  # that a scrape waits for the engine
 CALL_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
@@ -30,7 +31,7 @@ class LockMetrics:
     which a server cannot: it does not see that a grant expires."""
 
     def __init__(self) -> None:
-        self.groups = Groups(limit=_MAX_GROUPS)
+        self.groups = Groups(limit=_MAX_GROUPS, per_namespace=_MAX_GROUPS_PER_NAMESPACE)
         self._acquires = Counter("leasehold_acquires", "Acquires that ended.", (*LABELS, "outcome", "path"))
         self._acquire_seconds = Histogram(
             "leasehold_acquire_seconds", "Seconds until the grant.", ACQUIRE_BUCKETS, (*LABELS, "path")

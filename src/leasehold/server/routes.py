@@ -99,10 +99,11 @@ class GrantRoute:
     """A claim granted through this server, and the client to notify if an operator breaks it. For the registry it is a
     lease."""
 
-    __slots__ = ("_notify", "claim", "client", "expires_at")
+    __slots__ = ("_notify", "claim", "client", "expires_at", "who")
 
-    def __init__(self, claim: Claim, client: ClientKey | None, notify: Callable[[], None]) -> None:
+    def __init__(self, claim: Claim, client: ClientKey | None, who: str, notify: Callable[[], None]) -> None:
         self.claim, self.client, self._notify = claim, client, notify
+        self.who = who  # whose lease it is, if this server granted it
         self.expires_at = 0.0
 
     def _end_lost(self, reason: Reason) -> bool:  # from any thread
@@ -134,12 +135,16 @@ class Registry(ClaimRegistry):
 class LongPoll:
     """A request that waits in the queue for its caller. `end` may be called at any time, and stops the waiting."""
 
-    __slots__ = ("_wait", "admission", "admit", "caller_made_id", "claim", "ended", "queued")
+    __slots__ = ("_wait", "admission", "admit", "caller_made_id", "claim", "ended", "queued", "who")
 
     def __init__(
-        self, claim: Claim, caller_made_id: bool, admit: Callable[[bool], AbstractContextManager[object]]
+        self,
+        claim: Claim,
+        caller_made_id: bool,
+        admit: Callable[[bool], AbstractContextManager[object]],
+        who: str = "",
     ) -> None:
-        self.claim, self.caller_made_id = claim, caller_made_id
+        self.claim, self.caller_made_id, self.who = claim, caller_made_id, who
         self.admit = admit  # counts an attempt; raises if the first is one too many
         self.admission: Admission | None = None  # if it may wait
         self.ended: PollEnd | None = None  # None while it runs

@@ -85,6 +85,7 @@ class Service:
         self.streams: dict[ClientKey, Stream[Notification]] = {}
         self.routes: dict[str, WaiterRoute] = {}  # by id hash
         self.held: dict[str, GrantRoute] = {}
+        self.leases: dict[str, int] = {}  # by caller: how many of `held` this server granted to it
         self.polls: dict[str, LongPoll] = {}
         self._routes_of: dict[ClientKey, set[str]] = {}
         self._waiting: dict[str, asyncio.Task[Any]] = {}  # inside the engine's `wait`, by id hash
@@ -181,7 +182,7 @@ class Service:
                         self._remove_route(claim.id_hash)
                         registered = True
                     reply = await self._attempt(
-                        claim, min(deadline, latest), lambda reply: self._on_poll_reply(claim, reply)
+                        claim, min(deadline, latest), lambda reply: self._on_poll_reply(poll, claim, reply)
                     )
                 granted = isinstance(reply, Grant)
                 left = wait_deadline - self.runtime.now()
@@ -464,11 +465,11 @@ class Service:
         if isinstance(reply, Grant):
             self._remove_route(claim.id_hash)
             self.registry.remove_waiter(claim.id_hash)
-            self._record_grant(claim, client, reply.ttl)
+            self._record_grant(claim, client, reply.ttl, client[0])
 
-    def _on_poll_reply(self, claim: Claim, reply: Grant | Busy) -> None:
+    def _on_poll_reply(self, poll: LongPoll, claim: Claim, reply: Grant | Busy) -> None:
         if isinstance(reply, Grant):
-            self._record_grant(claim, None, reply.ttl)
+            self._record_grant(claim, None, reply.ttl, poll.who)
 
     def _watch(self, claim: Claim, client: ClientKey | None, busy: Busy, admission: Admission | None) -> None:
         """Wait for the claim's wake-up, in a task."""
@@ -536,28 +537,36 @@ class Service:
     def _decline_unknown(self, claim: Claim) -> None:  # from any thread
         self.call_soon(lambda: self.runtime.spawn(self._decline(claim), "decline of an unknown claim"))
 
-    def _record_grant(self, claim: Claim, client: ClientKey | None, ttl: float) -> None:
+    def _record_grant(self, claim: Claim, client: ClientKey | None, ttl: float, who: str = "") -> None:
         """Record a grant until it would expire unrenewed: whom to notify of a break, and what to disown then."""
         held = self._find(claim, self.held)
         if held is None and claim.id_hash in self.held:
             return
         if held is None or (client is not None and held.client != client):
-            held = self._new_held(claim, client)
+            who = who or (held.who if held is not None else "")
+            self._remove_grant(claim)
+            held = self._new_held(claim, client, who)
         held.expires_at = self.runtime.now() + ttl
 
-    def _new_held(self, claim: Claim, client: ClientKey | None) -> GrantRoute:
+    def _new_held(self, claim: Claim, client: ClientKey | None, who: str) -> GrantRoute:
         def notify() -> None:
             if client is not None:
                 self.call_soon(self._notify, client, Lost(claim.id_hash))
 
-        held = self.held[claim.id_hash] = GrantRoute(claim, client, notify)
+        held = self.held[claim.id_hash] = GrantRoute(claim, client, who, notify)
         self.registry.held[claim.id_hash] = lambda: held
+        if who:
+            self.leases[who] = self.leases.get(who, 0) + 1
         return held
 
     def _remove_grant(self, claim: Claim) -> None:
-        if self._find(claim, self.held) is not None:
+        if (held := self._find(claim, self.held)) is not None:
             del self.held[claim.id_hash]
             self.registry.held.pop(claim.id_hash, None)
+            if held.who:
+                self.leases[held.who] -= 1
+                if not self.leases[held.who]:
+                    del self.leases[held.who]
 
     def _remove_route(self, id_hash: str) -> None:
         if (route := self.routes.pop(id_hash, None)) is not None:

@@ -40,6 +40,7 @@ class LimitSettings:
     waiters_per_key: int = 2_000
     waiters_per_namespace: int = 10_000
     waiters_per_name: int = 10_000
+    leases_per_key: int = 100_000
     wait: float = 60.0
 
 
@@ -385,6 +386,12 @@ SETTINGS: Final = (
     Setting("limits.waiters_per_key", _COUNT_OR_NONE, "The same, for one API key. 0: no limit.", "N"),
     Setting("limits.waiters_per_namespace", _COUNT_OR_NONE, "The same, for one namespace. 0: no limit.", "N"),
     Setting("limits.waiters_per_name", _COUNT_OR_NONE, "The same, for one name. 0: no limit.", "N"),
+    Setting(
+        "limits.leases_per_key",
+        _COUNT_OR_NONE,
+        "Leases of one API key, acquired through this server. 0: no limit.",
+        "N",
+    ),
     Setting("limits.wait", _seconds(3600), "Longest wait of one request; a longer one is shortened.", "SECS"),
     Setting("audit.file", _path, "File of the audit log, JSON lines.", "FILE"),
     Setting("audit.required", _yes_no, "Refuse attempts if the audit log cannot be written.", ""),

@@ -78,10 +78,14 @@ class Group(NamedTuple):
 
 
 class Groups:
-    """The groups seen so far: at most `limit`, in order of appearance; the rest share one that is named `other`."""
+    """The groups seen so far: at most `limit`, in order of appearance; the rest share one that is named `other`.
+    `per_namespace`: how many a namespace has, so that one of many leaves room for others; the rest of its names are the
+    group `other` of that namespace."""
 
-    def __init__(self, rule: Callable[[str], str] = group_of, limit: int = 30) -> None:
-        self._rule, self._limit = rule, limit
+    def __init__(
+        self, rule: Callable[[str], str] = group_of, limit: int = 30, per_namespace: int | None = None
+    ) -> None:
+        self._rule, self._limit, self._per_namespace = rule, limit, per_namespace
         self._known: set[Group] = set()
         self._by_name: dict[tuple[str, str, str | None], Group] = {}
         self.overflowed = 0  # names that were put into `other`
@@ -103,9 +107,15 @@ class Groups:
 
     def _choose(self, wanted: Group) -> Group:
         with self._mutex:
-            if wanted not in self._known:
-                if len(self._known) >= self._limit:
+            if wanted in self._known:
+                return wanted
+            if self._per_namespace is not None:
+                same = sum(group.namespace == wanted.namespace for group in self._known)
+                if same >= self._per_namespace:
                     self.overflowed += 1
-                    return Group(OTHER, OTHER)
-                self._known.add(wanted)
+                    return Group(wanted.namespace, OTHER)
+            if len(self._known) >= self._limit:
+                self.overflowed += 1
+                return Group(OTHER, OTHER)
+            self._known.add(wanted)
             return wanted

@@ -29,8 +29,15 @@ def url(cluster, prefix) -> str:
     return f"etcd://{cluster.hosts}/{prefix[:-1]}"
 
 
-@pytest.mark.parametrize("fate", ["killed", "paused"])
-@pytest.mark.parametrize("who", ["leader", "follower"])
+@pytest.mark.parametrize(
+    ("who", "fate"),
+    [
+        ("leader", "killed"),
+        ("follower", "paused"),
+        pytest.param("leader", "paused", marks=pytest.mark.extended),
+        pytest.param("follower", "killed", marks=pytest.mark.extended),
+    ],
+)
 def test_lost_member_costs_no_lease_and_no_queue_position(cluster, url, who, fate, start_waiter) -> None:
     with Client(url, call_timeout=8) as holder, Client(url, call_timeout=8) as other:
         lease = holder.lock("job", ttl=30).acquire()

@@ -162,7 +162,9 @@ def test_killed_liveness_session_is_reopened(mysql, wait_until) -> None:
         lease.release()
 
 
-@pytest.mark.parametrize("row", ["'reserved', 'x', '1', 'soon', '', 'job'", "'reserved', 'x', '1'"])
+@pytest.mark.parametrize(
+    "row", ["'reserved', 'x', '1', 'soon', '', 'job'", pytest.param("'reserved', 'x', '1'", marks=pytest.mark.extended)]
+)
 def test_notification_of_another_form_ends_the_session_quietly(mysql, row, wait_until, caplog) -> None:
     """As from a broken server. The listening thread logged it as an unexpected error, with a traceback."""
     with Client(mysql.url()) as client, Client(mysql.url()) as other:

@@ -176,7 +176,7 @@ def test_unconfirmed_commits_do_not_exhaust_the_connections(start_postgresql, wa
         wait_until(lambda: len(server.ask(own_pids)) <= 3)
 
 
-@pytest.mark.parametrize("how", ["stopped", "switched"])
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.extended), "switched"])
 def test_client_listens_at_the_new_primary_after_a_failover(start_postgresql, wait_until, caplog, how) -> None:
     """This holds even if the old server keeps the connection open and never replies again."""
     primary = start_postgresql()

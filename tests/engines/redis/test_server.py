@@ -52,7 +52,7 @@ def test_url_gives_the_server_address(url, expected_address) -> None:
         ("redis://h?min_replicas=-1", "whole number"),
         ("redis://h?min_replicas=many", "whole number"),
         ("redis://h?allow_eviction=perhaps", "yes or no"),
-        ("redis://h?socket_timeout=1", "known options: allow_eviction, min_replicas"),
+        ("redis://h?socket_timeout=1", "known options: allow_eviction, min_replicas, password_file"),
         ("redis://h?ssl_ca_certs=x", "known options"),
         ("rediss://h?ssl_ca_certs=/does/not/exist", "TLS options"),
         ("rediss://h?ssl_cert_reqs=maybe", "'required' or 'none'"),

@@ -48,7 +48,7 @@ def test_url_gives_the_node_addresses(url, expected_addresses) -> None:
         ("redlock://h1,h2,h1:6379", "twice: it would vote twice"),
         ("redlock://h1,h2,h3:port", "port"),
         ("redlock://h1,h2,h3/zero", "database number"),
-        ("redlock://h1,h2,h3?min_replicas=1", "known options: allow_eviction, ssl_"),
+        ("redlock://h1,h2,h3?min_replicas=1", "known options: allow_eviction, password_file, ssl_"),
         ("redlock://h1,h2,h3?ssl_ca_certs=x", "add tls=yes"),
         ("redlock://h1,h2,h3?tls=yes&ssl_ca_certs=/does/not/exist", "TLS options"),
         ("redlock://h1,h2,h3?allow_eviction=perhaps", "yes or no"),

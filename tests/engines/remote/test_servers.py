@@ -207,7 +207,7 @@ def test_error_of_the_server_is_raised_and_asked_of_no_other(driver, pair, kind,
 def test_request_refused_as_a_whole_raises_the_problem(driver, pair):
     driver.open(*pair)
     pair[0].script = refusing(response(401, problem("unauthorized")["problem"]))
-    with pytest.raises(AccessDenied, match="it is unauthorized"):
+    with pytest.raises(AccessDenied, match=r"set \$LEASEHOLD_API_KEY, or name a file with api_key_file="):
         driver.attempt(driver.claim())
 
 

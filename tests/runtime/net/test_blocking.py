@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import socket
 import threading
 import time
@@ -9,7 +10,7 @@ import time
 import pytest
 
 from leasehold.runtime.net import blocking
-from leasehold.runtime.net.blocking import RepliesTooLong, SocketAddress, SocketStream, connect_blocking
+from leasehold.runtime.net.blocking import RepliesTooLong, ReplyUnasked, SocketAddress, SocketStream, connect_blocking
 from leasehold.runtime.threads import boot_clock as clock
 from tests.support.timing import check_seconds
 
@@ -107,6 +108,11 @@ def test_second_reply_that_comes_with_the_first_is_refused(echo, second) -> None
             first(stream)
             stream.call(b"two\n", deadline_in())
         stream.close()
+
+
+def test_error_of_a_reply_without_a_request_can_be_copied() -> None:
+    """As that of a batch is, for each of its calls."""
+    assert str(copy.copy(ReplyUnasked())) == str(ReplyUnasked())
 
 
 def test_oversized_reply_raises_connection_error(echo, monkeypatch) -> None:

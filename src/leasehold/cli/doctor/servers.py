@@ -219,7 +219,7 @@ def _check_member(health: Health, member: MemberHealth) -> Iterator[Finding]:
             "visibility",
             "note",
             f"{member.member}: {note}",
-            "give the user of the URL the right to read it, or monitor the server in another way",
+            "allow it, for the user of the URL if the server has users, or monitor the server in another way",
             red_flag=NO_MONITORING,
         )
 

@@ -211,6 +211,8 @@ class RedisEndpoint:
         text = server_text(text)  # last: half a password would not be found
         if text.startswith(_PERMANENT_ERRORS):
             kind = CommandDenied if text.startswith("NOPERM") else NotPermitted
+            if text.startswith("ERR unknown command"):
+                return kind(f"{self} lacks a command; check that it is the kind of server that the URL names: {text}")
             return kind(f"{self} denied access; check user, password, permissions and database: {text}")
         if text.startswith(_ERRORS_INSIDE_SCRIPT):
             return AccessDenied(f"{self} denied a command inside a script; check the permissions of its user: {text}")

@@ -177,7 +177,7 @@ def parse_server_as(config: EngineConfig, server_class: Callable[..., S]) -> tup
         parts = urlsplit(config.url)
         port = parts.port
     except ValueError:
-        raise ConfigError(f"this {config.scheme}:// URL is not valid; is the port a number?") from None
+        raise ConfigError(f"this {config.scheme}:// URL is not valid; is the port a number from 1 to 65535?") from None
     if unix_socket:
         address, database = SocketAddress(path=unquote(parts.path)), cast(int, url_options.get("db", 0))
         if not address.path or parts.hostname:

@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
 
-from leasehold.config import DAY, check_limit, check_ttl
+from leasehold.config import API_KEY_VARIABLE, DAY, check_limit, check_ttl
 from leasehold.core.names import check_name, check_namespace, hash_id
 from leasehold.core.texts import escape, server_text
 from leasehold.errors import (
@@ -342,7 +342,11 @@ def error_from_problem(value: object, engine: str) -> LeaseholdError:
         return Unsupported(
             text, engine=engine, missing=tuple(_text(each, "missing") for each in _items(missing, None, "missing"))
         )
-    if kind in ("unauthorized", "forbidden"):
+    if kind == "unauthorized":  # the server's text shows the header, which only callers without this client write
+        return AccessDenied(
+            f"the Leasehold server needs a valid API key: set ${API_KEY_VARIABLE}, or name a file with api_key_file="
+        )
+    if kind == "forbidden":
         return AccessDenied(text)
     if kind == "invalid":
         return ConfigError(text)

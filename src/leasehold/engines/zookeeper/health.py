@@ -105,7 +105,7 @@ async def _probe(
     except OSError as error:
         return replace(member, notes=(f"mntr was not read: {server_text(error)}",)), {}
     if _NOT_ALLOWED in details:
-        return replace(member, notes=("mntr is not allowed",)), {}
+        return replace(member, notes=("mntr is not in 4lw.commands.whitelist",)), {}
     fields = {each[1]: each[2] for each in _FIELDS.finditer(details)}
     return _with_details(member, fields), fields
 

@@ -72,8 +72,8 @@ class Parser(Protocol):
 class ReplyUnasked(ConnectionAbortedError):
     """The next request would take it for its own."""
 
-    def __init__(self) -> None:
-        super().__init__("the server sent a reply without a request")
+    def __init__(self, text: str = "the server sent a reply without a request") -> None:  # a text: it can be copied
+        super().__init__(text)
 
 
 class SelfPipe:
