@@ -308,11 +308,13 @@ def test_demo_without_redis_package_says_how_to_install_it(shell, hide_redis):
 def test_server_of_a_demo_does_nothing_without_its_password():
     """Every user of the machine can connect to it. Old servers then write files where they are told to."""
     with DemoRunner("failover", None, lambda *_: None, size=None, verbose=False) as runner:
+        before = set(descendants(os.getpid()))  # other tests' servers
         server = DemoRedis(runner, "primary")
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
             connection.sendall(b"CONFIG GET dir\r\n")
             assert connection.recv(100).startswith(b"-NOAUTH")
-        (pid,) = [pid for pid in descendants(os.getpid()) if b"redis-server" in command_line(pid)]
+        started = set(descendants(os.getpid())) - before
+        (pid,) = [pid for pid in started if b"redis-server" in command_line(pid)]
         assert runner.password.encode() not in command_line(pid)
 
 
