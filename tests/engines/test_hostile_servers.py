@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import pytest
 
+from harness.servers import forged
 from harness.servers.hostile import ENGINES, Answer, HostileProxy, answers_of
 from harness.servers.process import poll
 from leasehold import Client, Unavailable
@@ -46,6 +47,10 @@ MAX_TEXT = 8 * MAX_SERVER_TEXT  # Leasehold's own words, and the texts of five s
 TRIES = 3  # a call is too slow if it is too slow each time: the machine may be busy
 AT_ONCE = 5  # answers without a flood, which clients mostly wait for: each client is a process of its own
 PINGS = 100
+COMMANDS = (  # that are answered with what is forged
+    *("attempt", "semaphore", "read", "renew", "release", "inspect", "deadlocks", "ping"),
+    *("set_limit", "break_lock", "hand_over", "take_over"),
+)
 LISTS = ("many items", "many items of one name", "null texts")  # with as many items as the client accepts, or more
 QUICK = ("garbage", "truncated")  # the answers of `make test`, as the whole table takes minutes
 
@@ -141,6 +146,16 @@ class HostileCase:
         self.check("closing", "close")
         self.relent()
 
+    def run_forged(self, answer: Answer) -> None:
+        """Every call but those that wait. The client knows the server: it has answered well before."""
+        for command in COMMANDS:
+            self.recover("hold" if command in ("renew", "release") else "ping")
+            if command == "take_over":
+                self.do("hand_over")  # not on engines whose grants die with their client
+            self.attack(answer)
+            self.check("forged", command)
+            self.relent()
+
     def run_until_fast(self, name: str, run: Callable[[], None]) -> list[str]:
         """Everything that breaks a promise, with the name of the answer."""
         run()
@@ -198,20 +213,28 @@ def assert_nothing_printed(case: HostileCase) -> None:
     assert all(line.isprintable() for line in printed.splitlines())
 
 
-def attack_with(answers: Sequence[Answer], case: HostileCase, engine: str) -> list[str]:
+def attack_with(answers: Sequence[Answer], case: HostileCase, engine: str, with_forged: bool = False) -> list[str]:
     """Everything that breaks a promise."""
     before, found = case.warm_up(), []
+    if with_forged:
+        case.do("open")
     for answer in answers:
-        found += case.run_until_fast(answer.name, lambda answer=answer: case.run(answer, at_once=engine == "mysql"))
+        if with_forged:
+            found += case.run_until_fast(answer.name, lambda answer=answer: case.run_forged(answer))
+        else:
+            found += case.run_until_fast(answer.name, lambda answer=answer: case.run(answer, at_once=engine == "mysql"))
         if (grown := case.peak() - before) > MEMORY * THREADS.get(engine, 1):
             return [*found, f"{answer.name}: the process grew by {grown // 2**20} MiB"]
     return found
 
 
-def assert_no_promise_broken(answers: Sequence[Answer], cases: Sequence[HostileCase], engine: str) -> None:
+def assert_no_promise_broken(
+    answers: Sequence[Answer], cases: Sequence[HostileCase], engine: str, with_forged: bool = False
+) -> None:
     shares = [answers[number :: len(cases)] for number in range(len(cases))]
     with ThreadPoolExecutor(len(cases)) as pool:
-        found = [problem for each in pool.map(attack_with, shares, cases, repeat(engine)) for problem in each]
+        results = pool.map(attack_with, shares, cases, repeat(engine), repeat(with_forged))
+        found = [problem for each in results for problem in each]
     assert not found, "\n".join(found)
     for case in cases:
         assert_nothing_printed(case)
@@ -232,6 +255,12 @@ def test_hostile_answers_break_no_promise(make_case, engine) -> None:
         if not answer.floods and not answer.forged and (answer.name not in LISTS or engine == "redlock")
     ]
     assert_no_promise_broken(answers, [make_case() for _ in range(AT_ONCE)], engine)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("engine", forged.ENGINES, indirect=True)
+def test_forged_answers_break_no_promise(make_case, engine) -> None:
+    assert_no_promise_broken(forged.answers_of(engine), [make_case() for _ in range(AT_ONCE)], engine, with_forged=True)
 
 
 @pytest.mark.extended

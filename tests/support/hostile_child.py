@@ -35,6 +35,7 @@ def peak_memory() -> int:
 class Commands:
     client: Any = None
     lease: Any = None
+    text = ""  # of a lease that was handed over
     count = 0
 
     def open(self) -> None:
@@ -65,6 +66,35 @@ class Commands:
 
     def inspect(self) -> None:
         run(self.client.inspect())
+
+    def hand_over(self) -> None:
+        """While the server is honest, so that `take_over` can be attacked."""
+        self.count += 1
+        lock = self.client.lock(f"handed-{self.count}", ttl=60, require={"outlives"})
+        self.text = run(run(lock.acquire(wait=0)).hand_over())
+
+    def take_over(self) -> None:
+        run(run(self.client.take_over(self.text)).release())
+
+    def set_limit(self) -> None:
+        self.count += 1
+        run(self.client.set_limit(f"limited-{self.count}", 3))
+
+    def break_lock(self) -> None:
+        run(self.client.break_lock("contended", token=1))
+
+    def deadlocks(self) -> None:
+        run(self.client.deadlocks())
+
+    def semaphore(self) -> None:
+        self.count += 1
+        if (lease := run(self.client.semaphore(f"pool-{self.count}", 2, ttl=5).try_acquire())) is not None:
+            run(lease.release())
+
+    def read(self) -> None:
+        self.count += 1
+        if (lease := run(self.client.rwlock(f"page-{self.count}").read(ttl=5).try_acquire())) is not None:
+            run(lease.release())
 
     def ping(self) -> None:
         run(self.client.ping())
