@@ -148,7 +148,7 @@ def test_families_have_the_documented_types_and_labels():
         "leasehold_renew_margin_ratio": ("histogram", set()),
         "leasehold_at_risk": ("gauge", set()),
         "leasehold_leases_lost": ("counter", {"reason"}),
-        "leasehold_releases_pending": ("counter", set()),
+        "leasehold_releases_owed": ("counter", set()),
         "leasehold_stale_tokens": ("counter", {"fence"}),
         "leasehold_breaks": ("counter", set()),
         "leasehold_once": ("counter", {"outcome"}),

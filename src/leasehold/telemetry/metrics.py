@@ -112,7 +112,7 @@ class Metrics:
             "renew_margin_ratio", "Share of the ttl that was left when a renewal was confirmed.", MARGIN_BUCKETS
         )
         self._lost = _counter("leases_lost", "Leases lost.", "reason")
-        self._pending = _counter("releases_pending", "Releases that got no answer and are retried.")
+        self._pending = _counter("releases_owed", "Releases that got no answer and are retried.")
         self._stale = _counter("stale_tokens", "Tokens that a fence refused.", "fence")
         self._breaks = Counter("leasehold_breaks", "Locks broken by operators.", LABELS[:2])
         self._once = _counter("once", "Calls of once.", "outcome")

@@ -56,7 +56,7 @@ _COUNTERS: Final = {
     "leasehold_acquires": "leasehold.acquires",
     "leasehold_renewals": "leasehold.renewals",
     "leasehold_leases_lost": "leasehold.leases.lost",
-    "leasehold_releases_pending": "leasehold.releases.pending",
+    "leasehold_releases_owed": "leasehold.releases.owed",
     "leasehold_stale_tokens": "leasehold.stale_tokens",
     "leasehold_breaks": "leasehold.breaks",
     "leasehold_once": "leasehold.once",
