@@ -84,6 +84,7 @@ ALLOWED = {
         "engines.base",
         "engines.etcd",  # stores use the connections of the engines
         "engines.mysql",
+        "engines.postgresql.relay",
         "engines.redis",
         "engines.sqlite.location",  # both resolve file paths the same way
         "engines.zookeeper",

@@ -19,7 +19,7 @@ from harness.servers.process import poll
 from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.core.texts import MAX_SERVER_TEXT
 from leasehold.records import stores
-from leasehold.records.store import Record
+from leasehold.records.store import MAX_DATA, Record
 from leasehold.runtime.base import maybe_await, run_sync
 from tests.records.stores.conftest import PERSISTENT
 from tests.support.certificates import Authority
@@ -98,6 +98,35 @@ def test_hostile_answers_keep_no_call_beyond_its_time(which, names, attacked, ke
     hostile, url = attacked(which)
     for number, answer in enumerate(each for each in answers_of(which) if names is None or each.name in names):
         check_calls(hostile, url, f"{key}-{number}", answer, SECONDS, which)
+
+
+@pytest.mark.parametrize("name", ["long row", "endless rows", "endless notices"])
+def test_postgresql_store_receives_a_bounded_reply(name, attacked, key):
+    """libpq keeps whatever a server sends: a message that was announced as long took 800 MB in half a second."""
+    hostile, url = attacked("postgresql")
+    (answer,) = (each for each in answers_of("postgresql") if each.name == name)
+    with Client("memory://") as client:
+        store: Any = stores.open_store(client, url)
+        assert run_sync(store.read(key, PATIENT)) is None
+        hostile.attack(answer)
+        with pytest.raises(Unavailable, match="too long a reply"):
+            run_sync(store.read(key, PATIENT))
+        hostile.relent()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("which", ["postgresql", "mysql"])
+def test_large_record_is_not_written_beyond_the_deadline(which, server, key):
+    path = server(which).path()
+    with Client("memory://") as client:
+        store: Any = stores.open_store(client, path.url)
+        assert run_sync(store.read(key, PATIENT)) is None
+        path.cut()
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            run_sync(store.write(key, Record(os.urandom(16).hex(), bytes(MAX_DATA)), "", None, SECONDS))
+        check_elapsed(began, SECONDS + 0.5)
+    path.close()
 
 
 @pytest.mark.extended

@@ -10,12 +10,15 @@ from urllib.parse import urlencode
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
+from psycopg.waiting import Ready, Wait
 
 from leasehold.config import EngineConfig
 from leasehold.core.texts import server_text
 from leasehold.credentials import Password
 from leasehold.dbapi import POSTGRESQL
+from leasehold.engines.postgresql.relay import Relay
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
+from leasehold.records.store import MAX_DATA
 from leasehold.records.stores.sql import TABLE, SqlStore, StoreDialect, Table
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net import host_names
@@ -39,14 +42,46 @@ DIALECT: Final = StoreDialect(
 )
 _CONFIG_ERRORS: Final = ("08P01", "0A", "22", "28", "3D", "42")  # SQLSTATEs and classes that a retry would not change
 
+_MAX_REPLY: Final = 2 * MAX_DATA + (1 << 20)  # bytes: it has two hex digits for each byte of data
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
 
 class DeadlineConnection(psycopg.Connection[Any]):
-    """A connection on which nothing waits past a deadline. psycopg itself has no deadlines."""
+    """A connection on which nothing waits past a deadline, and that receives no more than its relay allows. psycopg
+    itself has no deadlines, and libpq keeps as much as a server sends."""
 
     deadline = 0.0
+    relay: Relay
 
-    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        return super().wait(gen, interval, max(0.0, self.deadline - time.monotonic()))
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # psycopg's
+        try:
+            wanted = next(gen)
+            while True:
+                wanted = gen.send(self._wait_ready(wanted))
+        except StopIteration as done:
+            return done.value
+        except OSError as error:
+            raise psycopg.OperationalError(str(error)) from error
+
+    def _wait_ready(self, wanted: int) -> int:
+        """What libpq can do now of what it wants to do."""
+        relay = self.relay
+        while True:
+            left, sent = self.deadline - time.monotonic(), relay.send()
+            if left <= 0:  # also if a server sends without end
+                raise psycopg.OperationalError("no answer in time")
+            ready = wanted & Wait.W if sent else 0
+            if wanted & Wait.R and (relay.has_unread() or relay.at_end):
+                ready |= Ready.R
+            if ready:
+                return ready
+            if _wait_socket(relay.server.fileno(), _READ if sent else _READ | _WRITE, left) & _READ:
+                relay.receive()
+
+    def close(self) -> None:
+        super().close()
+        self.relay.send()  # libpq's last message
+        self.relay.close()
 
 
 class PostgresqlStore(SqlStore):
@@ -63,20 +98,17 @@ class PostgresqlStore(SqlStore):
         hosts = conninfo_attempts(conninfo_to_dict(self._conninfo, **credentials))
         for hosts_left in range(len(hosts), 0, -1):
             try:
-                connection = DeadlineConnection(
-                    _connect_host(hosts[-hosts_left], (deadline - time.monotonic()) / hosts_left)
-                )
+                connection = _connect_host(hosts[-hosts_left], (deadline - time.monotonic()) / hosts_left)
                 break
             except psycopg.OperationalError:
                 if hosts_left == 1:
                     raise
-        connection.deadline = deadline
         connection.prepare_threshold = None  # behind a pooler the next statement may run on another session
         connection.autocommit = True
         return connection
 
     def set_timeout(self, connection: Any, seconds: float) -> None:
-        connection.deadline = time.monotonic() + seconds
+        connection.deadline, connection.relay.bytes_left = time.monotonic() + seconds, _MAX_REPLY
 
     def map_error(self, error: Exception) -> LeaseholdError | None:
         if not isinstance(error, psycopg.Error):
@@ -85,7 +117,7 @@ class PostgresqlStore(SqlStore):
         return error_type(f"PostgreSQL store: {server_text(error) or 'no answer in time'}")
 
 
-def _connect_host(params: Any, seconds: float) -> pq.abc.PGconn:
+def _connect_host(params: Any, seconds: float) -> DeadlineConnection:
     """Connect to the first address of a host that accepts. libpq would look up its name without a deadline."""
     deadline, host = time.monotonic() + seconds, str(params.get("host") or "")
     if not host or host.startswith(("/", "@")) or params.get("hostaddr"):
@@ -104,24 +136,52 @@ def _connect_host(params: Any, seconds: float) -> pq.abc.PGconn:
     raise AssertionError("a host has at least one address")
 
 
-def _connect_within(params: Any, seconds: float) -> pq.abc.PGconn:
+def _connect_within(params: Any, seconds: float) -> DeadlineConnection:
     """Connect within `seconds`: psycopg itself counts whole seconds, and at least two."""
     deadline = time.monotonic() + seconds
     pg = pq.PGconn.connect_start(make_conninfo(**params).encode())
-    while True:
-        state = pq.PollingStatus.FAILED if pg.status == pq.ConnStatus.BAD else pg.connect_poll()
-        if state == pq.PollingStatus.OK:
-            return pg
-        if state == pq.PollingStatus.FAILED:
-            raise psycopg.OperationalError(pg.get_error_message())
-        event = selectors.EVENT_READ if state == pq.PollingStatus.READING else selectors.EVENT_WRITE
-        left = deadline - time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            selector.register(pg.socket, event)
-            # Both: a server can send messages without end that libpq ignores.
-            if left <= 0 or not selector.select(left):
-                pg.finish()
-                raise psycopg.OperationalError("no answer in time")
+    relay = Relay(pg)
+    try:
+        while (state := _poll(pg)) != pq.PollingStatus.OK:
+            if state == pq.PollingStatus.FAILED:
+                raise psycopg.OperationalError(pg.get_error_message())
+            _wait_polled(pg, relay, state, deadline)
+    except BaseException as error:
+        pg.finish()
+        relay.close()
+        if isinstance(error, OSError):
+            raise psycopg.OperationalError(str(error)) from error
+        raise
+    pg.nonblocking = 1  # else a large request waits without a deadline until the server has taken all of it
+    connection = DeadlineConnection(pg)
+    connection.relay, connection.deadline = relay, deadline
+    return connection
+
+
+def _poll(pg: pq.abc.PGconn) -> int:
+    return pq.PollingStatus.FAILED if pg.status == pq.ConnStatus.BAD else pg.connect_poll()
+
+
+def _wait_polled(pg: pq.abc.PGconn, relay: Relay, state: int, deadline: float) -> None:
+    """Wait for what libpq needs to continue."""
+    if state != pq.PollingStatus.READING:
+        _wait_socket(pg.socket, _WRITE, deadline - time.monotonic())
+        return
+    relay.attach()
+    relay.send()
+    while not (relay.has_unread() or relay.at_end):
+        _wait_socket(relay.server.fileno(), _READ, deadline - time.monotonic())
+        relay.receive()
+
+
+def _wait_socket(descriptor: int, events: int, seconds: float) -> int:
+    """The events that came. Raises OperationalError if none did, or if the time is over already: a server can send
+    messages without end."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, events)
+        if seconds <= 0 or not (found := selector.select(seconds)):
+            raise psycopg.OperationalError("no answer in time")
+        return found[0][1]
 
 
 def open(config: EngineConfig, runtime: Runtime) -> PostgresqlStore:
