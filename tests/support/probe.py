@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeAlias
 
 from leasehold import AsyncClient, Client
+from leasehold.client.acquire import AcquireRequest
 from leasehold.client.core import ClientCore
 from leasehold.client.held_locks import HeldLocks
 from leasehold.client.lease import BaseLease, Renewal
+from leasehold.client.lock import BaseLock
 from leasehold.client.watchdog import Watchdog
 from leasehold.config import EngineConfig
 from leasehold.core.timing import NEVER
@@ -152,3 +154,11 @@ def renewal_claim(lease: BaseLease, ttl: float | None = None) -> Claim:
 def answer_renewal(lease: BaseLease, asked_at: float, claim: Claim, reply: Alive | Gone | Any) -> None:
     """Pass an answer of the engine to the lease, as the watchdog does."""
     lease._on_renewal(Renewal(asked_at, claim, reply))
+
+
+def acquire_request(lock: BaseLock[Any], wait: float | None = None) -> AcquireRequest[BaseLease]:
+    """A call to acquire the lock that has sent nothing yet."""
+    core = lock._core
+    request = AcquireRequest[BaseLease](lock, lock._new_claim(), core.runtime.now(), wait, False, core.engine)
+    request.engine, request.asked_at = core.engine(), core.runtime.now()
+    return request
