@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leasehold import NotAcquired, Unavailable
-from leasehold.model import Grant
+from leasehold.model import NO_MIN_HOLD, Busy, Claim, Grant
+from leasehold.runtime.base import run_sync
 from tests.support import probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
@@ -97,11 +98,116 @@ def test_busy_attempt_without_queue_sends_no_release(bench) -> None:
     assert held.held
 
 
-def test_call_deadline_never_exceeds_the_ttl(bench) -> None:
+def record_attempts(bench) -> list[Claim]:
+    """The claims of all attempts from now on."""
+    call, claims = bench.transport.call, []
+
+    def recording_call(verb, args, deadline):
+        if verb == "attempt":
+            claims.append(args[0])
+        return call(verb, args, deadline)
+
+    bench.transport.call = recording_call
+    return claims
+
+
+@pytest.mark.parametrize(("wait", "queues"), [(None, True), (0, False)], ids=["waits", "does not wait"])
+def test_client_that_met_contention_queues_at_once_if_it_waits(bench, wait, queues) -> None:
+    client = bench.client()
+    probe.engine_state(client)["contended"] = True
+    claims = record_attempts(bench)
+    client.lock("a", wait=wait).acquire()
+    assert [claim.queue for claim in claims] == [queues]
+
+
+def test_claim_beside_an_own_read_lock_never_queues(bench) -> None:
+    # A writer may be queued in between, and wait for the first read lock.
+    client = bench.client()
+    probe.engine_state(client)["contended"] = True
+    claims, lock = record_attempts(bench), client.rwlock("a")
+    with lock.read(), lock.read():
+        pass
+    assert [claim.queue for claim in claims] == [True, False]
+
+
+def record_deadlines(bench) -> dict[str, float]:
+    """The last deadline of each verb from now on."""
     deadlines: dict[str, float] = {}
     call = bench.transport.call
     bench.transport.call = lambda verb, args, deadline: deadlines.update({verb: deadline}) or call(verb, args, deadline)
+    return deadlines
+
+
+@pytest.mark.parametrize(
+    ("options", "deadline"),
+    [
+        ({"wait": 0, "on_unavailable": "wait"}, 1005.0),
+        ({"wait": 1, "on_unavailable": "raise"}, 1005.0),
+        ({"wait": 1, "on_unavailable": "wait"}, 1001.0),
+    ],
+    ids=["does not wait", "raises", "waits"],
+)
+def test_only_attempts_that_are_repeated_end_at_the_wait(bench, options, deadline) -> None:
+    deadlines = record_deadlines(bench)
+    bench.client(call_timeout=5).lock("a", require={"fencing"}, **options).acquire()
+    assert deadlines == {"inspect": deadline, "attempt": deadline}
+
+
+def test_call_deadline_never_exceeds_the_ttl(bench) -> None:
+    deadlines = record_deadlines(bench)
     bench.client(call_timeout=5).lock("a", ttl=2).acquire().release()
     assert deadlines == {"attempt": 1002.0, "release": 1002.0}
     bench.client(call_timeout=5).lock("a", ttl=20).acquire().release()
     assert deadlines == {"attempt": 1005.0, "release": 1005.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "until"),
+    [
+        ({"wait": 0, "on_unavailable": "raise"}, 1005.0),
+        ({"wait": 1, "on_unavailable": "raise"}, 1005.0),
+        ({"wait": 9, "on_unavailable": "raise"}, 1009.0),
+        ({"wait": 1, "on_unavailable": "wait"}, 1001.0),
+    ],
+    ids=["does not wait", "short wait", "long wait", "repeats"],
+)
+def test_caller_waits_to_be_sent_as_long_as_for_an_answer_or_its_wait(bench, options, until) -> None:
+    client = bench.client(call_timeout=5)
+    probe.engine_state(client)["contended"] = True
+    request, asked = probe.acquire_request(client.lock("a", **options), options["wait"]), []
+
+    async def enter(_id_hash: str, until: float) -> float:
+        asked.append(until)
+        return bench.clock.at
+
+    probe.core(client).attempts.enter = enter
+    assert run_sync(request.wait_to_send()) == 1005.0
+    assert asked == [until]
+    assert request.claim.queue is (options["wait"] > 0)
+
+
+@pytest.mark.parametrize("why", ["woken", "recheck_at", "head", None])
+def test_claim_is_next_if_it_was_notified_or_heads_the_queue(bench, why) -> None:
+    request = probe.acquire_request(bench.client().lock("a"))
+    waiter, request.busy = request.add_waiter(request.claim), Busy(position=0 if why == "head" else 3)
+    if why in ("woken", "recheck_at"):
+        setattr(waiter, why, 1000.0)
+    assert bool(request.is_next()) is (why is not None)
+
+
+def test_grant_without_a_token_is_refused(bench) -> None:
+    request = probe.acquire_request(bench.client().lock("a"))
+    with pytest.raises(Unavailable, match="has no token"):
+        request.register(Grant(0, 10.0))
+
+
+def test_late_grant_is_an_answer_and_is_released_without_min_hold(bench) -> None:
+    request, released = probe.acquire_request(bench.client().lock("a", min_hold=1000)), []
+    bench.transport.post = lambda _verb, args: released.append(args[0]) or True
+    late = request.claim
+    request.after_late_grant()
+    assert [claim.id for claim in released] == [late.id]
+    assert released[0].min_hold == NO_MIN_HOLD
+    assert request.answered
+    assert request.claim.min_hold == late.min_hold
+    assert request.claim.id != late.id

@@ -6,11 +6,13 @@ import asyncio
 import os
 import threading
 import types
+from contextlib import suppress
 
 import pytest
 
-from leasehold import AsyncClient, Client, ConfigError
+from leasehold import AsyncClient, Client, ConfigError, Mismatch, Unavailable
 from leasehold.client.attempt_limit import MAX_ATTEMPTS, AttemptLimit
+from leasehold.errors import Overloaded
 from tests.support import probe, probe_acquire
 
 
@@ -95,6 +97,51 @@ def test_thread_admitted_while_the_interpreter_exits_sends_nothing(bench, in_new
     helper.join(60)
     assert not bench.transport.calls
     core.exiting = False
+
+
+def test_claim_that_is_next_is_not_held_up_by_other_attempts(bench, wait_until) -> None:
+    held, client = bench.client().lock("a").acquire(), bench.client()
+    limit, leases = probe.core(client).attempts, []
+    waiting = threading.Thread(target=lambda: leases.append(client.lock("a").acquire()), daemon=True)
+    waiting.start()
+    wait_until(lambda: any(waiter.answered for waiter in probe.waiters(client)))
+    fill(limit)
+    held.release()
+    waiting.join(60)
+    assert leases
+    leases[0].release()
+
+
+@pytest.mark.parametrize(
+    ("error", "answered"),
+    [
+        (None, True),
+        (Mismatch("a", wanted="lock", found="semaphore"), True),
+        (Overloaded("busy", engine="memory"), True),
+        (Unavailable("silence"), False),
+        (KeyboardInterrupt(), False),
+    ],
+    ids=["grant", "refusal", "overload", "silence", "Ctrl-C"],
+)
+def test_attempt_limit_learns_whether_the_engine_answered(bench, error, answered) -> None:
+    # Callers that wait to be sent give up once the engine has answered none of this client for `call_timeout`.
+    limit, answers = probe.core(client := bench.client()).attempts, []
+    leave, call = limit.leave, bench.transport.call
+
+    def record_leave(id_hash: str, *, answered: bool) -> None:
+        answers.append(answered)
+        leave(id_hash, answered=answered)
+
+    def call_with_error(verb: str, *args: object) -> object:
+        if verb == "attempt" and error is not None:
+            raise error
+        return call(verb, *args)
+
+    limit.leave, bench.transport.call = record_leave, call_with_error
+    with suppress(Mismatch, Unavailable, KeyboardInterrupt):
+        client.lock("a", wait=0).acquire().release()
+    assert answers[0] is answered
+    assert True not in answers[1:]
 
 
 def test_ctrl_c_while_a_caller_is_admitted_leaves_it_to_the_next(ctrl_c) -> None:

@@ -51,6 +51,14 @@ def test_exit_refuses_new_attempts_of_daemon_threads(exiting) -> None:
         assert client.inspect() == []
 
 
+def test_daemon_thread_sends_no_attempt_while_the_interpreter_exits(bench, exiting) -> None:
+    exiting(client := bench.client())
+    calls = bench.transport.calls
+    with ThreadPoolExecutor() as daemon_thread, pytest.raises(SystemExit):
+        daemon_thread.submit(client.lock("a").acquire).result(20)
+    assert bench.transport.calls == calls
+
+
 @pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread in exit handlers")
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
 def test_exit_handlers_of_the_program_may_still_lock(scheme, tmp_path) -> None:

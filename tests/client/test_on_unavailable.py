@@ -15,6 +15,7 @@ from leasehold.client.acquire import AcquireRequest
 from leasehold.core import timing
 from leasehold.engines import memory
 from leasehold.errors import Overloaded
+from leasehold.model import Busy
 from leasehold.runtime.base import run_sync
 from leasehold.testing import Clock, Faults, drop_answer, drop_request, faulty, silently
 from leasehold.testing.clock import ClockThreads
@@ -292,3 +293,24 @@ def test_pauses_after_overload_do_not_grow_for_a_queued_claim(bench, monkeypatch
     request.queued, request.failures = is_queued, 7
     run_sync(request.pause_before_retry(Overloaded("busy", engine="memory", retry_in=1.0)))
     assert asked == [tries]
+
+
+@pytest.mark.parametrize("sent", [True, False], ids=["in the attempt", "before the attempt"])
+def test_queued_claim_without_an_answer_is_released_and_gets_a_new_id(bench, sent) -> None:
+    request = overloaded_request(bench, on_unavailable="wait")
+    request.engine, request.sent, request.queued = request.get_engine(), sent, True
+    released, old = [], request.claim
+    bench.transport.post = lambda _verb, args: released.append(args[0].id) or True
+    assert request.after_failure(Unavailable("silence"))
+    assert released == [old.id]
+    assert request.claim.id != old.id
+    assert not request.sent
+    assert not request.queued
+
+
+def test_answer_makes_the_pauses_short_again(bench) -> None:
+    request = overloaded_request(bench, on_unavailable="wait")
+    request.failures = 7
+    run_sync(request.after_busy(Busy()))
+    assert request.failures == 0
+    assert request.claim.queue

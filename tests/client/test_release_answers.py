@@ -99,6 +99,15 @@ def test_release_of_broken_lease_returns_false_and_is_lost(bench) -> None:
     assert lease.release() is False
 
 
+def test_release_of_lease_that_was_notified_of_its_break_sends_nothing(bench) -> None:
+    lease = bench.client().lock("a").acquire()
+    assert bench.server.break_("", lease.name, lease.token)
+    assert lease.lost_reason == "broken"
+    calls = bench.transport.calls
+    assert lease.release() is False
+    assert bench.transport.calls == calls
+
+
 def test_block_that_released_a_broken_lease_itself_raises_lost(bench) -> None:
     with pytest.raises(LeaseLost), bench.client().lock("a") as lease:
         _break(bench, lease)

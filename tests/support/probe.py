@@ -19,6 +19,7 @@ from harness.probe import validity as validity
 from leasehold import AsyncClient, Client, MultiLock
 from leasehold.client import base, lease_document
 from leasehold.client import core as core_module
+from leasehold.client.acquire import AcquireRequest
 from leasehold.client.core import ClientCore
 from leasehold.client.election import BaseElection
 from leasehold.client.held_locks import HeldLocks
@@ -342,3 +343,11 @@ def lock_of(election: BaseElection[Any]) -> Any:
 def term(election: BaseElection[Any]) -> Any:
     """The lease of the leader; None while this candidate does not lead."""
     return election._term
+
+
+def acquire_request(lock: BaseLock[Any], wait: float | None = None) -> AcquireRequest[BaseLease]:
+    """A call to acquire the lock that has sent nothing yet."""
+    core = lock._core
+    request = AcquireRequest[BaseLease](lock, lock._new_claim(), core.runtime.now(), wait, False, core.engine)
+    request.engine, request.asked_at = core.engine(), core.runtime.now()
+    return request

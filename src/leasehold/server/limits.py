@@ -217,9 +217,8 @@ class CountedConnection:
         self.is_admitted = False  # a caller has used it that had room for it: it is not closed to make room for others
         self._counts: dict[str, int] = {}
         self._bodies = bodies or Bodies()
-        self.caller: str | None = (
-            ""  # whose bodies these are; empty: not known yet, None: one without limits of its own
-        )
+        # Whose bodies these are. Empty: not known yet; None: one without limits of its own.
+        self.caller: str | None = ""
         self._in_memory = 0
 
     def begin(self, who: str, counts: dict[str, int]) -> None:
