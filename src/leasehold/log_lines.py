@@ -48,7 +48,7 @@ _LINES: Final[dict[EventKind, _Line]] = {
     ),
     "broken": _Line(INFO, "%s broke the lock %s (token %s): %s", ("actor", "name", "token", "why")),
     "resized": _Line(INFO, "%s set the limit of %s to %s: %s", ("actor", "name", "limit", "why")),
-    "stale_token": _Line(WARNING, "the token %s was refused: %s", ("token", "reason")),
+    "stale_token": _Line(WARNING, "an access was refused: %s", ("reason",)),
     "ran": _Line(DEBUG, "ran %s once (token %s) in %.3f s", ("name", "token", "seconds")),
     "replayed": _Line(DEBUG, "returned the stored result of %s (token %s)", ("name", "token")),
     "breaker_opened": _Line(WARNING, "%s: %s", ("engine", "reason")),

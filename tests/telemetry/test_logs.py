@@ -96,9 +96,10 @@ def test_refused_token_is_logged_once_with_and_without_a_lease(bench, lines):
             value.write(token, 1)
     stale = [line for line in lines() if line[1] == "stale_token"]
     assert [level for level, _, _ in stale] == ["WARNING", "WARNING"]
-    assert [
-        f"the token {token} was refused" in text for token, (_, _, text) in zip((4, lease.token), stale, strict=True)
-    ] == [1, 1]
+    assert [f"refused token {token}:" in text for token, (_, _, text) in zip((4, lease.token), stale, strict=True)] == [
+        1,
+        1,
+    ]
     lease.release()
 
 
