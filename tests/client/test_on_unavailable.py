@@ -14,7 +14,7 @@ from leasehold import AsyncClient, Client, ConfigError, Event, LeaseState, NotAc
 from leasehold.client.acquire import AcquireRequest
 from leasehold.core import timing
 from leasehold.engines import memory
-from leasehold.errors import Overloaded
+from leasehold.errors import NotSent, Overloaded
 from leasehold.model import Busy
 from leasehold.runtime.base import run_sync
 from leasehold.testing import Clock, Faults, drop_answer, drop_request, faulty, silently
@@ -306,6 +306,18 @@ def test_queued_claim_without_an_answer_is_released_and_gets_a_new_id(bench, sen
     assert request.claim.id != old.id
     assert not request.sent
     assert not request.queued
+
+
+@pytest.mark.parametrize("queued", [True, False])
+@pytest.mark.parametrize(("error", "keeps_id"), [(NotSent("refused"), True), (Unavailable("silence"), False)])
+def test_only_a_claim_that_was_not_sent_keeps_its_id_for_the_retry(bench, error, keeps_id, queued) -> None:
+    request = overloaded_request(bench, on_unavailable="wait")
+    request.engine, request.sent, request.queued = request.get_engine(), True, queued
+    claim_id = request.claim.id
+    assert request.after_failure(error)
+    assert (request.claim.id == claim_id) is keeps_id
+    assert (request.sent, request.queued) == (False, queued and keeps_id)
+    assert request.claim.queue
 
 
 def test_answer_makes_the_pauses_short_again(bench) -> None:
