@@ -53,7 +53,9 @@ _ONE_SITE: Final = NotApplicable("it decides at one site")
 _SAME: Final = NotApplicable("covered by the main setup of this engine")
 _ETCD_CLOCK: Final = NotApplicable("no clock that can step decides anything, and none can be set for a Go program")
 
-_REDIS_RESTART: Final = V("**That a restart keeps a grant**, unless every commit is logged: see the settings below.")
+_REDIS_RESTART: Final = V(
+    "**That a restart keeps a grant**, unless the AOF is synced with every write: see the settings below."
+)
 _REDIS_FAILOVER: Final = V(
     "Replication is asynchronous: if the promoted replica does not have the last write, two clients may hold the name."
 )
