@@ -17,6 +17,7 @@ from pymysql.constants import CLIENT, CR
 
 from leasehold.engines.mysql.url import MyTarget
 from leasehold.runtime.net.tls_socket import TlsSocket
+from leasehold.runtime.polling import POLLIN, new_poll
 
 _CLEAR_TEXT_PLUGINS: Final = (b"mysql_clear_password", b"dialog")
 _MAX_HANDSHAKE: Final = 1 << 20  # bytes, certificates not included
@@ -83,6 +84,21 @@ class SafeConnection(pymysql.Connection):  # type: ignore[misc]
                 "the server asks for the password in clear text, which is sent over TLS only: add ssl_ca= to the URL",
             )
         return super()._process_auth(plugin_name, *args, **kwargs)
+
+    def is_in_step(self) -> bool:
+        """Whether the server has sent nothing since its last reply: PyMySQL would take it for the next one."""
+        if isinstance(self._sock, TlsSocket):
+            return self._sock.is_quiet()
+        poll = new_poll()
+        poll.register(self._sock, POLLIN)
+        return not poll.poll(0)
+
+    def _execute_command(self, *args: Any) -> None:
+        if self._sock is not None and not self.is_in_step():
+            self._force_close()
+            text = "the server closed the connection or sent a reply without a request"
+            raise pymysql.OperationalError(CR.CR_SERVER_LOST, text)
+        super()._execute_command(*args)
 
     def _read_bytes(self, num_bytes: int) -> bytes:
         self._bytes_left -= num_bytes + _READ_COST
