@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ from leasehold.engines.etcd.url import parse_url
 from leasehold.errors import ListingTooLong
 from leasehold.model import Gone, Grant, Holder, Holding
 from leasehold.runtime.base import run_sync
-from leasehold.runtime.threads import Threads
+from leasehold.runtime.threads import Threads, boot_clock
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support import probe_etcd
 from tests.support.client_fixtures import run_interrupted
@@ -466,9 +466,9 @@ def test_invalid_reply_is_unavailable_within_the_deadline(reply: bytes) -> None:
 
 
 @contextmanager
-def open_calls(*calls: GrpcStream) -> Iterator[GrpcConnection]:
+def open_calls(*calls: GrpcStream, clock: Callable[[], float] = boot_clock) -> Iterator[GrpcConnection]:
     """A connection on which these calls, 1, 3, 5 and so on, wait for their replies."""
-    connection = GrpcConnection(Threads(), "etcd", False)
+    connection = GrpcConnection(Threads(clock), "etcd", False)
     sock, server = socket.socketpair()
     probe_etcd.use_socket(connection, sock)
     for call in calls:
@@ -496,6 +496,18 @@ def test_server_cannot_make_a_client_keep_long_replies_to_many_calls() -> None:
                 connection.receive(encode_frame(frames.DATA, 0, call.stream_id, piece))
         assert "the replies to all calls are too long" in str(connection.failure)
         assert sum(call.bytes_kept() for call in calls) < 17 << 20
+
+
+def test_idle_watch_gets_answers_to_its_pings_for_days() -> None:
+    """Each counted as a frame without a reply, so the watch of a lock that changed seldom was cut after 17 hours."""
+    seconds = [0.0]
+    with open_calls(GrpcStream(None), clock=lambda: seconds[0]) as connection:
+        for _ in range(20_000):
+            seconds[0] += 6.0
+            connection.receive(encode_frame(frames.PING, frames.ACK, 0, bytes(8)))
+        assert connection.failure is None
+        connection.receive(encode_frame(frames.PING, frames.ACK, 0, bytes(8)) * 10_001)
+        assert "frames without end" in str(connection.failure)
 
 
 def test_batch_of_calls_shares_the_limit_of_one(caplog) -> None:

@@ -24,6 +24,7 @@ from leasehold.runtime.base import maybe_await, run_sync
 from tests.records.stores.conftest import PERSISTENT
 from tests.support.certificates import Authority
 from tests.support.password_thief import GREETING, SECRET, SWITCHES, PasswordThief
+from tests.support.repeating_proxy import RepeatingProxy
 from tests.support.timing import check_elapsed
 
 SECONDS = 0.5  # of a call
@@ -112,6 +113,43 @@ def test_postgresql_store_receives_a_bounded_reply(name, attacked, key):
         with pytest.raises(Unavailable, match="too long a reply"):
             run_sync(store.read(key, PATIENT))
         hostile.relent()
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
+@pytest.mark.parametrize("which", ["postgresql", "mysql"])
+def test_reply_sent_twice_is_not_taken_for_the_next(which, at_once, server, key):
+    """A write of a record that another client had written was reported as done, with the reply to the last one.
+    The other stores use the connections of their engines."""
+    path = server(which).path()
+    repeating = RepeatingProxy(path.proxies[0].port)
+    url = path.url.replace(f":{path.proxies[0].port}", f":{repeating.port}")
+    mine, theirs = (Record(os.urandom(16).hex(), data) for data in (b"mine", b"theirs"))
+    with Client("memory://", call_timeout=PATIENT) as client:
+        store: Any = stores.open_store(client, url)
+
+        def write(name: str, record: Record) -> bool:
+            return run_sync(maybe_await(store.write(f"{key}-{name}", record, "", None, PATIENT)))
+
+        def read(name: str) -> Record | None:
+            return run_sync(maybe_await(store.read(f"{key}-{name}", PATIENT)))
+
+        def repeated(call: Callable[[], object]) -> None:
+            repeating.twice_at_once = at_once
+            call()
+            repeating.twice_at_once = False
+            if not at_once:
+                repeating.repeat()
+
+        assert write("taken", theirs)
+        repeated(lambda: read("taken"))
+        assert write("free", mine)
+        repeated(lambda: read("free"))
+        assert not write("taken", mine)
+        repeated(lambda: read("free"))
+        assert read("taken") == theirs
+        run_sync(maybe_await(store.close() or 0))
+    repeating.close()
+    path.close()
 
 
 @pytest.mark.extended

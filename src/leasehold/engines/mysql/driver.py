@@ -1,7 +1,8 @@
 """PyMySQL's connections, safe from hosts that pose as the server: for the engine's logins and for records.
 
 By itself PyMySQL restarts its timeout with every byte, reads whatever a server sends, sends a password in clear text to
-any server that asks, and asks the terminal for the password of an encrypted key.
+any server that asks, and asks the terminal for the password of an encrypted key. Before version 1.2 it signs in without
+TLS if the server offers none, whatever certificate it was to verify.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import time
 from typing import Any, Final
 
 import pymysql
-from pymysql.constants import CR
+from pymysql.constants import CLIENT, CR
 
 from leasehold.engines.mysql.url import MyTarget
 from leasehold.runtime.net.tls_socket import TlsSocket
+from leasehold.runtime.polling import POLLIN, new_poll
 
 _CLEAR_TEXT_PLUGINS: Final = (b"mysql_clear_password", b"dialog")
 _MAX_HANDSHAKE: Final = 1 << 20  # bytes, certificates not included
@@ -55,14 +57,24 @@ class SafeConnection(pymysql.Connection):  # type: ignore[misc]
 
     _deadline = 0.0
     _bytes_left = 0
+    _needs_tls = False  # the URL has TLS options
 
     def allow(self, seconds: float, most_bytes: int = _MAX_HANDSHAKE) -> None:
         """How long the next statements, or the handshake, may take in all, and how much the server may send."""
         self._deadline, self._bytes_left = time.monotonic() + seconds, most_bytes
 
     def _create_ssl_ctx(self, named: Any) -> Any:
+        self._needs_tls = bool(named)
         # Without a password, OpenSSL would prompt for that of an encrypted key on the terminal, and wait for ever.
         return _TlsInMemory(super()._create_ssl_ctx({"password": "", **named}) if named else _UNVERIFIED_TLS)
+
+    def _request_authentication(self) -> None:
+        if self._needs_tls and not self.server_capabilities & CLIENT.SSL:
+            raise pymysql.OperationalError(
+                CR.CR_SSL_CONNECTION_ERROR,
+                "the server does not offer TLS, which the URL asks for (ssl_ca=, ssl_cert=): turn TLS on at the server",
+            )
+        super()._request_authentication()
 
     def _process_auth(self, plugin_name: bytes, *args: Any, **kwargs: Any) -> Any:
         """Any host on the way can ask for this, whatever the server itself would accept."""
@@ -72,6 +84,21 @@ class SafeConnection(pymysql.Connection):  # type: ignore[misc]
                 "the server asks for the password in clear text, which is sent over TLS only: add ssl_ca= to the URL",
             )
         return super()._process_auth(plugin_name, *args, **kwargs)
+
+    def is_in_step(self) -> bool:
+        """Whether the server has sent nothing since its last reply: PyMySQL would take it for the next one."""
+        if isinstance(self._sock, TlsSocket):
+            return self._sock.is_quiet()
+        poll = new_poll()
+        poll.register(self._sock, POLLIN)
+        return not poll.poll(0)
+
+    def _execute_command(self, *args: Any) -> None:
+        if self._sock is not None and not self.is_in_step():
+            self._force_close()
+            text = "the server closed the connection or sent a reply without a request"
+            raise pymysql.OperationalError(CR.CR_SERVER_LOST, text)
+        super()._execute_command(*args)
 
     def _read_bytes(self, num_bytes: int) -> bytes:
         self._bytes_left -= num_bytes + _READ_COST

@@ -43,6 +43,7 @@ class Relay:
         self._outgoing = b""  # from libpq, not sent yet
         self.bytes_left = _MAX_KEPT + MIN_LEFT  # that the server may send; what was taken from libpq is given back
         self.at_end = False  # the server has closed the connection
+        self._out_of_step = False  # libpq has received what belongs to no request
 
     def attach(self) -> None:
         """Take over libpq's connection to the server, once it is made."""
@@ -72,17 +73,26 @@ class Relay:
             raise ConnectionResetError("the connection is closed")
         return self._server
 
-    def is_silent(self) -> bool:
-        """Whether the server has sent nothing since the last reply, and has not closed the connection."""
+    def is_in_step(self) -> bool:
+        """Whether the server has sent nothing but the replies, and has not closed the connection. libpq would take what
+        came with the last reply for the result of the next statement, but discards it with a notice when it is asked
+        while no statement is under way."""
         if self._server is None:
             return False
         try:
             self._server.recv(1, socket.MSG_PEEK)
+            return False
         except BlockingIOError:
-            return True
+            self._pg.is_busy()
+            return not (self._out_of_step or (self._pg.ssl_in_use and self.has_unread()))
         except OSError:
             return False
-        return False
+
+    def on_notice(self, code: object) -> None:
+        """`code`: the SQLSTATE of a notice. None: it is from libpq itself, which has received what no server sends
+        then."""
+        if code is None:
+            self._out_of_step = True
 
     def send(self) -> bool:
         """Send what libpq has written. False: the socket is full, and the rest has to wait."""

@@ -64,7 +64,7 @@ class PgSession(SqlSession):
         self.relay = Relay(pg)
         self._prepared: dict[bytes, bytes] = {}
         self._names = count()
-        self._standby_unconfirmed = self._out_of_step = False
+        self._standby_unconfirmed = False
         self._shutdown_socket: socket.socket | None = None
         pg.notice_handler = self._on_notice
 
@@ -77,19 +77,7 @@ class PgSession(SqlSession):
 
     def usable(self) -> bool:
         relay = self.relay
-        return (
-            self.state is IDLE
-            and self._pg.status == _OPEN
-            and relay.bytes_left > MIN_LEFT
-            and relay.is_silent()
-            and self._has_read_all()
-        )
-
-    def _has_read_all(self) -> bool:
-        """Whether nothing came with the last reply that does not belong to it. libpq would take it for the result of
-        the next statement, but discards it with a notice when it is asked while no statement is under way."""
-        self._pg.is_busy()
-        return not (self._out_of_step or (self._pg.ssl_in_use and self.relay.has_unread()))
+        return self.state is IDLE and self._pg.status == _OPEN and relay.bytes_left > MIN_LEFT and relay.is_in_step()
 
     async def execute(self, statement: bytes, values: Values, deadline: float) -> list[Row]:
         was_prepared = statement in self._prepared
@@ -302,10 +290,8 @@ class PgSession(SqlSession):
         return rows
 
     def _on_notice(self, notice: pq.abc.PGresult) -> None:
-        """Detect a commit whose wait for a synchronous standby was cancelled: it succeeds, with a warning. Also what
-        libpq itself says, without a code: it has received what no server sends then."""
-        if notice.error_field(pq.DiagnosticField.SQLSTATE) is None:
-            self._out_of_step = True
+        """Detect a commit whose wait for a synchronous standby was cancelled: it succeeds, with a warning."""
+        self.relay.on_notice(notice.error_field(pq.DiagnosticField.SQLSTATE))
         if notice.error_field(pq.DiagnosticField.SOURCE_FUNCTION) == b"SyncRepWaitForLSN":
             self._standby_unconfirmed = True
 

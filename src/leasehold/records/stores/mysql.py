@@ -105,6 +105,9 @@ class MysqlStore(SqlStore):
     def set_timeout(self, connection: Any, seconds: float) -> None:
         connection.allow(seconds, _MAX_REPLY)
 
+    def is_in_step(self, connection: Any) -> bool:
+        return bool(connection.is_in_step())
+
     def map_error(self, error: Exception) -> LeaseholdError | None:
         if isinstance(error, LeaseholdError):
             return None

@@ -54,6 +54,8 @@ class DeadlineConnection(psycopg.Connection[Any]):
     relay: Relay
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # psycopg's
+        if not self.relay.is_in_step():
+            raise psycopg.OperationalError("the server closed the connection or sent a reply without a request")
         try:
             wanted = next(gen)
             while True:
@@ -110,6 +112,9 @@ class PostgresqlStore(SqlStore):
     def set_timeout(self, connection: Any, seconds: float) -> None:
         connection.deadline, connection.relay.bytes_left = time.monotonic() + seconds, _MAX_REPLY
 
+    def is_in_step(self, connection: Any) -> bool:
+        return bool(connection.relay.is_in_step())
+
     def map_error(self, error: Exception) -> LeaseholdError | None:
         if not isinstance(error, psycopg.Error):
             return None
@@ -155,6 +160,7 @@ def _connect_within(params: Any, seconds: float) -> DeadlineConnection:
     pg.nonblocking = 1  # else a large request waits without a deadline until the server has taken all of it
     connection = DeadlineConnection(pg)
     connection.relay, connection.deadline = relay, deadline
+    connection.add_notice_handler(lambda notice: relay.on_notice(notice.sqlstate))
     return connection
 
 

@@ -165,6 +165,10 @@ class SqlStore:
         """What an error of the driver means; None: it is not the driver's."""
         raise NotImplementedError
 
+    def is_in_step(self, connection: Any) -> bool:
+        """Whether the server has sent nothing since its last reply. Else a driver could take it for the next one."""
+        return True
+
     # ------------------------------------------------------- read and write
 
     async def read(self, key: str, seconds: float) -> Record | None:
@@ -231,10 +235,12 @@ class SqlStore:
         if self._pid != os.getpid():
             _PARENT_CONNECTIONS.extend(self._idle)
             self._idle, self._pid = [], os.getpid()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+        with suppress(IndexError):
+            while not self.is_in_step(connection := self._idle.pop()):
+                with suppress(Exception):
+                    connection.close()
+            return connection
+        return None
 
     def _push_idle(self, connection: Any) -> None:
         if len(self._idle) < self.max_idle:

@@ -38,9 +38,11 @@ _SETTINGS: Final = struct.pack(">HIHI", 2, 0, 4, frames.MAX_INT31)  # ENABLE_PUS
 _CANCEL: Final = 8  # error code (section 7)
 _MAX_HEADER_BLOCK: Final = 1 << 16  # bytes per call, compressed; etcd sends about a hundred
 _MAX_SETTINGS: Final = 1 << 14  # bytes of one frame; etcd sends twelve
-# Frames since the last message or end of a call: the client answers some, and each costs time. A call that was given up
-# may still be answered with some five hundred. Headers count once more for every 64 bytes, as decoding takes longer.
+# Frames in a minute without a message or the end of a call: the client answers some, and each costs time. A call that
+# was given up may still be answered with some five hundred. Headers count once more for every 64 bytes, as decoding
+# takes longer.
 _MAX_OVERHEAD: Final = 10_000
+_OVERHEAD_PERIOD: Final = 60.0  # seconds: an idle watch gets only answers to pings, for days
 _MAX_KEPT: Final = 16 << 20  # bytes of replies to all open calls
 _LARGE_REPLY: Final = 1 << 16  # bytes
 _MAX_ERROR_TEXT: Final = 4096  # bytes of the server's error text that are decoded
@@ -61,7 +63,7 @@ class GrpcConnection:
         self._header_blocks: dict[str, bytes] = {}
         self._socket: socket.socket | None = None
         self._tls: TlsMemory | None = None
-        self._tls_overhead, self._overhead = OverheadLimit(), 0
+        self._tls_overhead, self._overhead, self._overhead_since = OverheadLimit(), 0, self._now()
         self._decoder = HeaderDecoder()
         self._streams: dict[int, GrpcStream] = {}
         self._next_stream_id = 1
@@ -223,6 +225,8 @@ class GrpcConnection:
         """Handle bytes from the socket."""
         self.bytes_received += len(data)
         self._received_at, self._pinged_at = self._now(), None
+        if self._received_at > self._overhead_since + _OVERHEAD_PERIOD:
+            self._overhead, self._overhead_since = 0, self._received_at
         try:
             if self._tls is None:
                 self._read_frames(data)
