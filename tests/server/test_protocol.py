@@ -222,6 +222,33 @@ def test_caller_that_does_not_read_its_answer_is_ended(loop):
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_caller_that_reads_its_answer_slowly_gets_all_of_it(loop):
+    with serving(loop, write_seconds=600) as app, connected(app) as slow:
+        slow.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        poll(lambda: any(probe_server.unsent_bytes(each) for each in app.server.server_state.connections))
+        (protocol,) = app.server.server_state.connections
+        received = b""
+        for _ in range(3):
+            before, expected = probe_server.unsent_bytes(protocol), len(received) + 300_000
+            while len(received) < expected:
+                received += slow.recv(expected - len(received))
+            poll(lambda before=before: probe_server.unsent_bytes(protocol) < before)
+            probe_server.let_write_time_pass(protocol)
+        status, body = parse(received + read_all(slow))
+        assert (status, len(json.loads(body)["large"])) == (200, 2_000_000)
+
+
+def test_caller_that_stops_reading_its_answer_is_ended():
+    with serving(write_seconds=600) as app, connected(app) as deaf:
+        deaf.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        poll(lambda: any(probe_server.unsent_bytes(each) for each in app.server.server_state.connections))
+        (protocol,) = app.server.server_state.connections
+        while app.server.server_state.connections:  # at first the kernel may still take some
+            probe_server.let_write_time_pass(protocol)
+            poll(lambda: not app.server.server_state.connections or probe_server.unsent_bytes(protocol))
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_answers_that_callers_do_not_read_are_limited_together(loop):
     """Ten thousand connections could each keep an answer of megabytes for twenty seconds."""
     unread = Bodies(10**9, 30_000)

@@ -14,7 +14,8 @@ from leasehold.server.protocol import Rules, protocol_for
 
 
 class Echo:
-    """Answers with the path, the headers and the body. `/slow` waits until `gate` is set or the caller is gone."""
+    """Answers with the path, the headers and the body. `/slow` waits until `gate` is set or the caller is gone,
+    `/large` has an answer of 2 MB, and that of `/endless` does not end."""
 
     def __init__(self):
         self.requests, self.gate, self.hung_up = [], threading.Event(), threading.Event()
@@ -46,6 +47,7 @@ class Echo:
             "path": scope["path"],
             "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]],
             "body": len(body),
+            "large": "x" * (2_000_000 if scope["path"] == "/large" else 0),
             "names": list(certificate_names(scope)),
         }
         sent = json.dumps(answer).encode()
@@ -71,6 +73,7 @@ def serving(loop="uvloop", certificates=None, **rules):
     config.ssl = None if certificates is None else certificates.context
     server = uvicorn.Server(config)
     sock = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # as that of a lock server
     app.port, app.server = sock.getsockname()[1], server
     thread = threading.Thread(target=server.run, args=([sock],))
     thread.start()

@@ -120,6 +120,23 @@ def read_timer(protocol: Protocol) -> Any:
     return protocol._timer
 
 
+def unsent_bytes(protocol: Protocol) -> int:
+    """Of an answer that its caller does not read as fast as it comes; 0: it does."""
+    return protocol.transport.get_write_buffer_size() if protocol._write_timer is not None else 0
+
+
+def let_write_time_pass(protocol: Protocol) -> None:
+    """As if `write_seconds` had passed since the caller stopped reading, or since the last call. From any thread."""
+    timer = protocol._write_timer
+    assert timer is not None
+
+    def pass_time() -> None:
+        timer.cancel()
+        protocol._check_reading()
+
+    protocol.loop.call_soon_threadsafe(pass_time)
+
+
 def reads_no_more(protocol: Protocol) -> bool:
     """Whether the connection closes after the answer under way."""
     return protocol._refused

@@ -25,6 +25,7 @@ from tests.support.probe import AnyClient, Place
 CEILING_STEP = Place(rows, "_CEILING_STEP")  # how far the ceiling of the tokens is raised, in microseconds
 CHECKPOINT_EVERY = Place(engines, "_CHECKPOINT_EVERY")  # calls of a loop
 FORK_TIMEOUT = Place(connections, "_FORK_TIMEOUT")  # how long a fork waits for a transaction
+LIST_PAGE = Place(rows, "_PAGE")  # rows of a list in one transaction
 MAX_REACHED = Place(wakeup_socket, "_MAX_REACHED")  # clients that are remembered as reachable
 MAX_RETIRED = Place(wakeup_socket, "_MAX_RETIRED")  # sockets that were replaced and are kept open
 STALE_AFTER = Place(wakeup_socket, "_STALE_AFTER")  # the age at which a dead client's socket is removed
@@ -169,3 +170,8 @@ def retired_sockets(user: AnyEngine) -> int:
 def reached_at(user: AnyEngine) -> dict[str, float]:
     """When this client last reached others, by their address."""
     return wakeups(user)._reached_at
+
+
+def inspect(user: AnyEngine, deadline: float) -> Any:
+    """A list of everything in the namespace without a name."""
+    return run_sync(engine_of(user).inspect("", "", False, deadline))

@@ -103,6 +103,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = self._body_bytes = self._body_limit = 0
         self._timer: asyncio.TimerHandle | None = None  # for the rest of a head or body
         self._write_timer: asyncio.TimerHandle | None = None
+        self._unsent = 0  # bytes of an answer when that timer was started
         self._unread_answer: tuple[str | None, int] | None = None  # caller and bytes, while the caller does not read
         self._connection = CountedConnection(rules.bodies)
         self._names: tuple[str, ...] = ()
@@ -187,7 +188,7 @@ class Protocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self._rules.write_seconds, self.transport.abort)
+            self._expect_reading()
         self._drop_unread_answer()
         unread, (caller, size) = self._rules.unread, (self._connection.caller, self.transport.get_write_buffer_size())
         if not unread.has_room(caller, size):
@@ -201,6 +202,17 @@ class Protocol(HttpToolsProtocol):
         super().resume_writing()
         self._stop_write_timer()
         self._drop_unread_answer()
+
+    def _expect_reading(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self._rules.write_seconds, self._check_reading)
+
+    def _check_reading(self) -> None:
+        """A caller may read slowly, but not stop reading. Nothing is added to an answer meanwhile."""
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._expect_reading()
+        else:
+            self.transport.abort()
 
     def _drop_unread_answer(self) -> None:
         if self._unread_answer is not None:

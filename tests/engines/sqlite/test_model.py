@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leasehold.core.listing import ListingBudget
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import COOLING, HELD, RESERVED, Context, Notification, TokenCounter
 from leasehold.core.timing import WAITER_TTL
@@ -23,7 +24,7 @@ from leasehold.engines.sqlite import schema
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
 from leasehold.engines.sqlite.hand_off import claim_reserved, hand_over, join_queue
-from leasehold.engines.sqlite.rows import RowLockState, find_expired, holdings
+from leasehold.engines.sqlite.rows import RowLockState, find_expired, page_of_holdings
 from leasehold.errors import Mismatch
 from leasehold.model import NO_MIN_HOLD, Claim, Holder
 from tests.support import probe_lock_state
@@ -105,7 +106,7 @@ class ModelComparison:
 
     def check_inspect(self):
         """`inspect` shows the same holdings for both and changes nothing."""
-        holdings_found = list(holdings(self.db, self.boot_clock, "ns", "name", True))
+        holdings_found = page_of_holdings(self.db, self.boot_clock, ListingBudget("sqlite"), "ns", "name", True)[0]
         state = deepcopy(self.state) or LockState(self.now)
         state.expire(self.now)
         assert holdings_found == list(state.holdings("ns", "name", self.now))

@@ -14,17 +14,19 @@ from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from leasehold.config import EngineConfig, parse_yes_no
+from leasehold.core.listing import ListingBudget
 from leasehold.core.lock_state import LockState, mismatch
 from leasehold.core.queue_entry import Context, Notification
 from leasehold.core.timing import backoff
 from leasehold.engines.registry import ClaimRegistry, Waiter, wait_for_wakeup
 from leasehold.engines.sql import TRAITS
+from leasehold.engines.sql.fair_mutex import FairMutex
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import DatabaseLocked, NeedsSync, SqliteConnection
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
 from leasehold.engines.sqlite.hand_off import claim_reserved, hand_over, join_queue
 from leasehold.engines.sqlite.location import resolve_path
-from leasehold.engines.sqlite.rows import RowLockState, clients_of_holders, find_expired, holdings, must_survive
+from leasehold.engines.sqlite.rows import RowLockState, clients_of_holders, find_expired, must_survive, page_of_holdings
 from leasehold.engines.sqlite.wakeup_socket import WakeupSocket
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.model import Alive, Busy, Claim, Gone, Grant, Holding
@@ -65,6 +67,7 @@ class SqliteEngine:
         registry.engines.add(self)
         self._attempts = self._calls_on_loop = 0
         self._sweep_cursor = ("", "")
+        self._pages = FairMutex(runtime, "sqlite", "lists of locks")
         self._crowded_name: tuple[str, str] | None = None  # with its namespace: had waiters in the last call about it
         # Verbs that found the file locked. Together they retry only as often as one verb alone would: with fifty
         # threads in each of twenty processes, independent retries kept a busy machine from doing anything else.
@@ -139,11 +142,29 @@ class SqliteEngine:
             raise mismatch(name, "semaphore", limit or 1, "lock", 1)
 
     async def inspect(self, namespace: str, prefix: str, exact: bool, deadline: float) -> Sequence[Holding]:
-        def read(db: sqlite3.Connection) -> list[Holding]:
-            return list(holdings(db, self._boot_clock, namespace, prefix, exact))
+        found: list[Holding] = []
+        budget, after = ListingBudget("sqlite"), ""
+        while True:
 
-        read_all = partial(self._connection.run_transaction, read, write=False)
-        return await self._run_with_retry(deadline, read_all, quick=False)
+            def read(db: sqlite3.Connection, after: str = after) -> tuple[list[Holding], str]:
+                return page_of_holdings(db, self._boot_clock, budget, namespace, prefix, exact, after)
+
+            page, after = await self._read_page(read, deadline)
+            found += page
+            if not after:
+                return found
+            if self._runtime.now() >= deadline:
+                raise Unavailable(f"{self._connection.path}: the list did not end before the deadline", engine="sqlite")
+
+    async def _read_page(self, read: Callable[[sqlite3.Connection], T], deadline: float) -> T:
+        """One page at a time, whatever lists are under way: other verbs wait for no more than that."""
+        caller = self._pages.new_caller()
+        try:
+            await self._pages.acquire(caller, deadline)
+            read_all = partial(self._connection.run_transaction, read, write=False)
+            return await self._run_with_retry(deadline, read_all, quick=False)
+        finally:
+            self._pages.release(caller)
 
     async def ping(self, deadline: float) -> None:
         def read(db: sqlite3.Connection) -> None:
@@ -174,6 +195,7 @@ class SqliteEngine:
 
     def after_fork(self) -> None:
         self._connection.after_fork()
+        self._pages.after_fork()
         self._wakeup_socket.after_fork()
 
     async def close(self) -> None:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from heapq import merge
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from leasehold.core.listing import ListingBudget
 from leasehold.core.lock_state import LockState
 from leasehold.core.queue_entry import COOLING, PASSED, RESERVED, WAITING, Context, QueueEntry, TokenCounter, never_dead
 from leasehold.core.timing import NEVER, WAITER_TTL
@@ -60,6 +64,7 @@ _DELETE_GRANT: Final = "delete from lh_grant where namespace = ? and name = ? an
 _DELETE_WAITER: Final = "delete from lh_waiter where namespace = ? and name = ? and passed = ? and ticket = ?"
 
 _ALL_LOADED: Final = float("inf")
+_PAGE: Final = 500  # rows of a list in one transaction, or all rows of one name: some milliseconds
 _CEILING_STEP: Final = 600_000_000  # tokens are microseconds: about one transaction in ten minutes of use has to sync
 
 
@@ -330,33 +335,57 @@ def waiter_from_row(row: Row) -> QueueEntry:
     )
 
 
-def holdings(
-    db: sqlite3.Connection, boot_clock: BootClock, namespace: str, prefix: str, exact: bool
-) -> Iterator[Holding]:
-    """Everything live, as one snapshot. Changes nothing: expired entries are left out, and names that could be granted
-    are left to their waiters."""
+def page_of_holdings(
+    db: sqlite3.Connection,
+    boot_clock: BootClock,
+    budget: ListingBudget,
+    namespace: str,
+    prefix: str,
+    exact: bool,
+    after: str = "",
+) -> tuple[list[Holding], str]:
+    """Everything live of the next names after `after`, each as one snapshot, and the name to continue after; empty at
+    the end. Changes nothing: expired entries are left out, and names that could be granted are left to their waiters.
+    """
     now = boot_clock.now()
-    where = f"where namespace = ? and name {'=' if exact else '>='} ? order by name"
-    grants = db.execute(
-        f"select name, kind, grant_limit, {_GRANT_COLUMNS} from lh_grant {where}",  # noqa: S608  # constants of ours
-        (namespace, prefix),
-    ).fetchall()
-    waiters = db.execute(
-        f"select name, {_WAITER_COLUMNS} from lh_waiter {where}, ticket",  # noqa: S608  # constants of ours
-        (namespace, prefix),
-    ).fetchall()
-    queues = db.execute(f"select name, kind, grant_limit from lh_queue {where}", (namespace, prefix)).fetchall()  # noqa: S608  # constants of ours
-    lock_states: dict[str, LockState] = {}
-    for name, kind, limit, *row in grants:
-        add_entry(lock_states.setdefault(name, LockState(now, kind, limit)), holder_from_row(tuple(row)))
-    for name, kind, limit in queues:
-        lock_states.setdefault(name, LockState(now, kind, limit))
-    for name, rows in groupby(waiters, key=lambda row: row[0]):
-        for row in rows:
-            add_entry(lock_states[name], waiter_from_row(row[1:]))
-    for name in sorted(name for name in lock_states if name.startswith(prefix)):
-        lock_states[name].expire(now)
-        yield from lock_states[name].holdings(namespace, name, now)
+    where = f"where namespace = ? and name {'=' if exact else '>' if after else '>='} ? order by name"
+    found: list[Holding] = []
+    rows_read = 0
+    with ExitStack() as cursors:  # open ones would keep the transaction open
+
+        def select(columns: str, table: str, then_by: str = "") -> sqlite3.Cursor:
+            statement = f"select name, {columns} from {table} {where}{then_by}"  # noqa: S608  # constants of ours
+            return cursors.enter_context(closing(db.execute(statement, (namespace, after or prefix))))
+
+        rows = merge(
+            select("kind, grant_limit", "lh_queue"),
+            select(f"kind, grant_limit, {_GRANT_COLUMNS}", "lh_grant"),
+            select(_WAITER_COLUMNS, "lh_waiter", ", ticket"),
+            key=itemgetter(0),
+        )
+        for name, rows_of_name in groupby(rows, itemgetter(0)):
+            if not name.startswith(prefix):
+                break
+            if rows_read >= _PAGE:
+                return found, after
+            after, lock_state = name, None
+            for row in rows_of_name:
+                rows_read += 1
+                if len(row) != 1 + _WAITER_LENGTH:
+                    lock_state = lock_state or LockState(now, row[1], row[2])
+                    if len(row) != 3 + _GRANT_LENGTH:
+                        continue
+                    entry = holder_from_row(row[3:])
+                else:
+                    entry = waiter_from_row(row[1:])
+                if lock_state is None:
+                    raise LookupError("waiters without a queue")
+                budget.spend(name, entry.holder.label, entry.holder.host, entry.holder.purpose)
+                add_entry(lock_state, entry)
+            if lock_state is not None:
+                lock_state.expire(now)
+                found += lock_state.holdings(namespace, name, now)
+    return found, ""
 
 
 def clients_of_holders(db: sqlite3.Connection) -> set[str]:
