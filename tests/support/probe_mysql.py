@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from leasehold.engines.mysql import engine, listener
 from leasehold.engines.mysql.driver import SafeConnection
 from leasehold.engines.mysql.engine import MysqlEngine
@@ -21,6 +23,12 @@ LISTENER_STEPS = [Place(listener, "_listen_once")]  # functions that the listene
 def remembered_tokens(user: AnyEngine) -> dict[str, int]:
     """By id hash: the tokens of this engine's grants."""
     return cast(MysqlEngine, probe.engine(user))._tokens
+
+
+def allow_login_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyMySQL 1.1 does, whatever the options say."""
+    never = property(lambda connection: False, lambda connection, value: None)
+    monkeypatch.setattr(SafeConnection, "_ssl_required", never, raising=False)
 
 
 def pretend_received(session: MySession, data: bytes) -> None:

@@ -39,12 +39,17 @@ class Record(NamedTuple):
     data: bytes
 
 
+def is_version(text: str) -> bool:
+    """Whether a record can have this version."""
+    return _VERSION.fullmatch(text) is not None
+
+
 def check_record(version: object, data: object) -> Record:
     """What a store found, as a record. Raises ConfigError if Leasehold cannot have written it: then no call may act on
     it, nor replace it."""
     if (
         isinstance(version, str)
-        and _VERSION.fullmatch(version)
+        and is_version(version)
         and isinstance(data, bytes | bytearray | memoryview)
         and len(data) <= MAX_DATA
     ):

@@ -14,7 +14,7 @@ from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, Conflict
 from leasehold.records.access import open_records
 from leasehold.records.optimistic import RetryPolicy
-from leasehold.records.store import Record, Store
+from leasehold.records.store import Record, Store, is_version
 from leasehold.runtime.base import maybe_await
 
 KIND: Final = "value"
@@ -52,6 +52,8 @@ class BaseValue:
         if not isinstance(version, str):
             raise ConfigError(f"version must be that of a value you read ('': there was none), not {version!r}")
         data, expected = _to_bytes(value), Record(version, b"") if version else None
+        if expected and not is_version(version):  # from a request, perhaps; a database may not take such a text
+            raise Conflict(self.name)
         written = await self._records.swap(self._record_key, data, expected, None, self.name)
         if written is None:
             raise Conflict(self.name)

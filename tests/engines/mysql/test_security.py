@@ -15,8 +15,7 @@ import pytest
 from harness.servers.folders import scratch
 from harness.servers.process import poll
 from leasehold import Client, ConfigError, NotAcquired, Unavailable
-from leasehold.engines.mysql.driver import SafeConnection
-from tests.support import probe
+from tests.support import probe, probe_mysql
 from tests.support.password_thief import SECRET, SWITCHES, PasswordThief
 
 
@@ -105,8 +104,7 @@ def test_password_is_not_sent_in_clear_text_without_tls(thief) -> None:
 
 def test_login_is_refused_if_the_server_offers_no_tls(thief, certificate, monkeypatch) -> None:
     """PyMySQL 1.1 signed in without TLS, so a host in between had only to say that the server has none."""
-    as_in_1_1 = property(lambda self: False, lambda self, value: None)
-    monkeypatch.setattr(SafeConnection, "_ssl_required", as_in_1_1, raising=False)
+    probe_mysql.allow_login_without_tls(monkeypatch)
     url = f"mysql://user:{SECRET}@127.0.0.1:{thief.port}/locks?ssl_ca={certificate[1]}"
     with Client(url, call_timeout=30) as client, pytest.raises(ConfigError, match="does not offer TLS"):
         client.ping()

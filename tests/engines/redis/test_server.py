@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 import pytest
 
@@ -95,6 +98,25 @@ def test_server_at_max_clients_raises_unavailable(start_redis) -> None:
     one, two = (Client(f"redis://127.0.0.1:{server.port}") for _ in range(2))
     with one, two, one.lock("job"), pytest.raises(Unavailable):
         two.lock("other").acquire()
+
+
+def test_refused_connection_names_the_settings_that_refuse_it() -> None:
+    """Above `maxclients` Redis sends an error that nobody asked for, and hangs up."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"-ERR max number of clients reached\r\n" * 3)  # more than the client asks for
+            connection.recv(1000)
+            connection.recv(1000)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve)
+        server.start()
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, call_timeout=30) as client, pytest.raises(Unavailable, match="check its maxclients"):
+            client.ping()
+        server.join(30)
 
 
 def test_unix_socket_url_connects_and_missing_socket_is_unavailable(start_redis, tmp_path) -> None:

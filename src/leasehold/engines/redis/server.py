@@ -27,7 +27,7 @@ from leasehold.engines.redis.server_settings import (
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import AccessDenied, ConfigError, Unavailable
 from leasehold.runtime.base import Runtime, maybe_await
-from leasehold.runtime.net.blocking import SocketAddress, SocketStream, connect_blocking
+from leasehold.runtime.net.blocking import ReplyUnasked, SocketAddress, SocketStream, connect_blocking
 from leasehold.runtime.net.event_loop import LoopStream, connect_in_loop
 
 _log = logging.getLogger("leasehold.redis")
@@ -130,6 +130,8 @@ class RedisEndpoint:
         if self._tls is not None and self.settings is None and isinstance(error, TimeoutError):
             # A port without TLS takes the handshake for the beginning of a command, and waits for the rest.
             return "no reply in time; check that its port expects TLS"
+        if isinstance(error, ReplyUnasked):  # the error with which it refused the connection
+            return f"{error}; check its maxclients and protected-mode, for which a server refuses connections"
         return describe_error(error)
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
