@@ -230,7 +230,7 @@ def test_leases_of_one_key_are_limited(tmp_path, by):
             for who, lease in (("a", first), ("a", second), ("b", third)):
                 released = {"name": lease["name"], "id": lease["id"]}
                 assert (await server.post_with_key(keys[who], "/v1/release", released)).status == 200
-            assert server.service.leases == {}
+            assert server.service.grants.leases == {}
 
     asyncio.run(main())
 

@@ -369,8 +369,8 @@ class App:
             self.audit.check()
 
         def admit(first: bool) -> Admitted:
-            if first and claim.id_hash not in self.service.held:
-                self.limits.lease(request.caller, self.service.leases.get(request.caller.who, 0))
+            if first and claim not in self.service.grants:
+                self.limits.lease(request.caller, self.service.grants.leases.get(request.caller.who, 0))
             return self.limits.call(request.caller, "attempt" if first else "renew", claim.namespace, claim.name)
 
         return admit
