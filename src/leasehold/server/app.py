@@ -341,7 +341,12 @@ class App:
         event = Event("broken", engine, namespace, name, now, token=token, actor=request.caller.who, why=reason or None)
         self._pass_on(event, request)
 
-    def report_limit(self, request: Request, namespace: str, name: str, limit: int | None, reason: str) -> None:
+    async def set_limit(
+        self, request: Request, namespace: str, name: str, limit: int | None, deadline: float, reason: str = ""
+    ) -> None:
+        caller = request.caller
+        with self.limits.call(caller, "release"), self.limits.resizing(caller, namespace, name, limit):
+            await self.service.set_limit(namespace, name, limit, deadline)
         engine, now = self.service.config.scheme, self.service.runtime.wall()
         event = Event(
             "resized", engine, namespace, name, now, actor=request.caller.who, why=reason or None, limit=limit
