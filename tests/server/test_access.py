@@ -1,5 +1,6 @@
 """Keys and certificates of a running server: who gets in, and changes of the files without a restart."""
 
+import contextlib
 import http.client
 import os
 import shlex
@@ -114,7 +115,7 @@ def test_public_address_is_served_with_no_auth():
         assert server.post("/v1/acquire", {"name": "x"}).status == 200
 
 
-def test_too_few_open_files_are_worth_a_warning():
+def test_too_few_open_files_admit_fewer_connections():
     program = [
         sys.executable,
         "-m",
@@ -132,10 +133,16 @@ def test_too_few_open_files_are_worth_a_warning():
         try:
             lines = iter(process.stderr.readline, "")
             warning = next(line for line in lines if "open files" in line)
-            assert "300 open files are permitted, too few for limits.connections = 10000" in warning
+            assert "300 open files are permitted, too few for limits.connections = 10000, so 150 are" in warning
+            started = next(line for line in lines if "listening on" in line)
+            with contextlib.ExitStack() as stack:
+                address = ("127.0.0.1", int(started.rpartition(":")[2]))
+                for _ in range(400):
+                    stack.enter_context(socket.create_connection(address, timeout=SECONDS))
         finally:
             process.terminate()
-            process.wait(timeout=SECONDS)
+            _, rest = process.communicate(timeout=SECONDS)
+        assert "can be accepted" not in rest, "files are left for the engine"
 
 
 # -- Unix sockets

@@ -65,13 +65,13 @@ def test_many_connections_are_accepted_in_few_turns(runner):
     runner.run(main())
 
 
-def test_connections_are_accepted_again_after_too_many_open_files(runner, monkeypatch):
+def test_connections_are_accepted_again_after_too_many_open_files(runner, monkeypatch, caplog):
     class Full(socket.socket):
-        left = 3
+        left = 7
 
         def accept(self):
             self.left -= 1
-            if self.left >= 0:
+            if self.left >= 0 and self.left != 3:
                 raise OSError(errno.EMFILE, "Too many open files")
             return super().accept()
 
@@ -84,9 +84,53 @@ def test_connections_are_accepted_again_after_too_many_open_files(runner, monkey
             turns, turn = [], [0]
             found = Listener(sock, lambda: Opened(turns, lambda: turn[0]), None)
             caller.connect(sock.getsockname())
-            await turn_until(lambda: turns, turn)
+            with socket.create_connection(sock.getsockname()):
+                await turn_until(lambda: len(turns) == 2, turn)
             assert sock.left < 0
+            assert caplog.text.count("no connection can be accepted") == 1, "a caller could fill the log"
             found.close()
+
+    runner.run(main())
+
+
+@pytest.mark.parametrize("then", ["too many open files", "closed"])
+def test_accepted_connection_is_opened_whatever_comes_next(runner, monkeypatch, then):
+    """uvloop ends one that is cancelled meanwhile without telling its protocol, which then counts for ever."""
+    monkeypatch.setattr(*probe_server.ACCEPT_PAUSE, 60)
+
+    class Full(socket.socket):
+        accepted = 0
+
+        def accept(self):
+            self.accepted += 1
+            if self.accepted > 1:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    class Counted(asyncio.Protocol):
+        made = lost = 0
+
+        def connection_made(self, transport):
+            Counted.made += 1
+
+        def connection_lost(self, exc):
+            Counted.lost += 1
+
+    async def main():
+        with Full() as sock:
+            sock.bind(("127.0.0.1", 0))
+            sock.listen()
+            found = Listener(sock, Counted, None)
+            with socket.create_connection(sock.getsockname()), socket.create_connection(sock.getsockname()):
+                await turn_until(lambda: probe_server.opening_connections(found), [0])
+                if then == "closed":
+                    found.close()
+                else:
+                    probe_server.accept(found)
+                await turn_until(lambda: Counted.made, [0])
+            await turn_until(lambda: Counted.lost == Counted.made, [0])
+            found.close()
+            await found.wait_closed()
 
     runner.run(main())
 

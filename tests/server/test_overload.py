@@ -46,9 +46,9 @@ class Server:
         answer = await self.app.answer(Request("POST", path, [(b"leasehold-client", b"c1")], read_body=read_body))
         return answer.status, json.loads(answer.body), dict(answer.headers)
 
-    def add_keys(self, path):
+    def add_keys(self, path, right="lock,read::"):
         """The keys of two callers."""
-        made = [keys.create(path, who, [Right.parse("lock,read::")], now=datetime.now(UTC)) for who in ("a", "b")]
+        made = [keys.create(path, who, [Right.parse(right)], now=datetime.now(UTC)) for who in ("a", "b")]
         self.app.authenticator = Authenticator(path)
         return made
 
@@ -230,7 +230,32 @@ def test_leases_of_one_key_are_limited(tmp_path, by):
             for who, lease in (("a", first), ("a", second), ("b", third)):
                 released = {"name": lease["name"], "id": lease["id"]}
                 assert (await server.post_with_key(keys[who], "/v1/release", released)).status == 200
-            assert server.service.leases == {}
+            assert server.service.grants.leases == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("by", ["limit", "calls"])
+def test_names_whose_limit_one_key_sets_are_limited(tmp_path, by):
+    """The engine keeps each of them until its limit is removed."""
+
+    async def main():
+        async with Server(leases_per_key=2) as server:
+            keys = dict(zip("ab", server.add_keys(tmp_path / "keys.toml", "lock,break::"), strict=True))
+
+            async def resize(who, name, limit):
+                body = {"name": name, "limit": limit}
+                if by == "limit":
+                    return (await server.post_with_key(keys[who], "/v1/limit", body)).status
+                answer = await server.post_with_key(keys[who], "/v1/calls", [{"do": "set_limit", **body}])
+                (found,) = json.loads(answer.body)
+                return found["problem"]["status"] if "problem" in found else 200
+
+            assert [await resize("a", name, 3) for name in "xyz"] == [200, 200, 429]
+            assert [await resize("a", "x", 5), await resize("b", "z", 3), await resize("a", "z", None)] == [200] * 3
+            assert server.limits.refused == {"resized_per_key": 1}
+            assert [await resize("a", "x", None), await resize("a", "w", 3)] == [200, 200]
+            assert server.service.grants.leases == {}
 
     asyncio.run(main())
 

@@ -100,7 +100,7 @@ async def test_route_is_kept_by_the_clients_heartbeats():
 async def test_grant_that_is_not_renewed_here_is_forgotten_after_its_ttl():
     async with serving() as service:
         await acquire(service, "holder")
-        assert len(service.held) == 1
+        assert len(service.grants.held) == 1
         service.clock.ahead += 601
-        await until(lambda: not service.held)
+        await until(lambda: not service.grants.held)
         assert service.registry.held == {}

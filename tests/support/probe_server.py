@@ -101,6 +101,11 @@ def bytes_by_caller(bodies: Bodies) -> dict[str, int]:
 # ----------------------------------------------------------- its connections
 
 
+def accept(listener: Listener) -> None:
+    """As when a connection waits."""
+    listener._accept()
+
+
 def opening_connections(listener: Listener) -> int:
     """How many connections were accepted, and have not ended their TLS handshake."""
     return len(listener._opening)

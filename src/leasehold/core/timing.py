@@ -26,6 +26,7 @@ NEVER = inf  # the end of what does not expire; a constant, because `float("inf"
 
 _POLL_INTERVAL = 0.2  # seconds between the attempts of a queue's head that no wake-up reaches
 _MAX_POLL_INTERVAL = 8.0  # with jitter still below WAITER_TTL: a waiter keeps its position without a watchdog
+_MIN_OVERLOAD_PAUSE = 0.05
 _MAX_OVERLOAD_PAUSE = 8.0
 _FAR_BEHIND = 100  # position of a waiter that needs no attempt while its heartbeats are confirmed
 _MAX_UNATTEMPTED = 60.0  # seconds after which it attempts nevertheless
@@ -145,8 +146,9 @@ def outage_pause(tries: int, jitter: float) -> float:
 
 def overload_pause(tries: int, retry_in: float, jitter: float) -> float:
     """How long an acquire pauses after the n-th refusal by a lock server: at least as long as the server says, and with
-    jitter, or all refused callers would come back at the same moment."""
-    return max(retry_in, backoff(tries, retry_in, _MAX_OVERLOAD_PAUSE, 0.5 + jitter / 2))
+    jitter, or all refused callers would come back at the same moment. A server that says 0 gets no flood of calls."""
+    base = max(retry_in, _MIN_OVERLOAD_PAUSE)
+    return max(retry_in, backoff(tries, base, _MAX_OVERLOAD_PAUSE, 0.5 + jitter / 2))
 
 
 def observe_interval(visible_for: float) -> float:

@@ -1,7 +1,8 @@
 """The lock server: one engine over HTTP, for programs in any language.
 
 service.py     the verbs over one engine, wake-ups, long-polls, drain; knows nothing of HTTP
-routes.py      what it records about claims: which client to wake or notify, which requests wait
+routes.py      what it records about claims: which client to wake, which requests wait
+grants.py      what it records about grants: which client to notify, how many count for each caller
 app.py         the application: which path does what, who may call it, how an answer is sent
 api.py         the HTTP API: one function for each path       schemas.py   its bodies and answers, typed
 queries.py     routes that only read: locks, owners, history, incidents, statistics

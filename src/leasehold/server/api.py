@@ -192,9 +192,7 @@ async def break_(app: App, request: Request) -> Response:
 async def set_limit(app: App, request: Request) -> Response:
     body = read_body(schemas.LimitBody, request.body)
     namespace, name = _allowed_name(request, "break", body)
-    with app.limits.call(request.caller, "release"):
-        await app.service.set_limit(namespace, name, body.limit, app.deadline(request))
-    app.report_limit(request, namespace, name, body.limit, body.reason)
+    await app.set_limit(request, namespace, name, body.limit, app.deadline(request), body.reason)
     return json_response(schemas.Resized(body.limit))
 
 

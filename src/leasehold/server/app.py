@@ -341,7 +341,12 @@ class App:
         event = Event("broken", engine, namespace, name, now, token=token, actor=request.caller.who, why=reason or None)
         self._pass_on(event, request)
 
-    def report_limit(self, request: Request, namespace: str, name: str, limit: int | None, reason: str) -> None:
+    async def set_limit(
+        self, request: Request, namespace: str, name: str, limit: int | None, deadline: float, reason: str = ""
+    ) -> None:
+        caller = request.caller
+        with self.limits.call(caller, "release"), self.limits.resizing(caller, namespace, name, limit):
+            await self.service.set_limit(namespace, name, limit, deadline)
         engine, now = self.service.config.scheme, self.service.runtime.wall()
         event = Event(
             "resized", engine, namespace, name, now, actor=request.caller.who, why=reason or None, limit=limit
@@ -369,8 +374,8 @@ class App:
             self.audit.check()
 
         def admit(first: bool) -> Admitted:
-            if first and claim.id_hash not in self.service.held:
-                self.limits.lease(request.caller, self.service.leases.get(request.caller.who, 0))
+            if first and claim not in self.service.grants:
+                self.limits.lease(request.caller, self.service.grants.leases.get(request.caller.who, 0))
             return self.limits.call(request.caller, "attempt" if first else "renew", claim.namespace, claim.name)
 
         return admit

@@ -195,9 +195,7 @@ def _set_limit(app: App, request: Request, call: Call, deadline: float) -> Answe
     request.allow("break", namespace, name)
 
     async def run() -> wire.Json:
-        with app.limits.call(request.caller, "release"):
-            await app.service.set_limit(namespace, name, limit, deadline)
-        app.report_limit(request, namespace, name, limit, "")
+        await app.set_limit(request, namespace, name, limit, deadline)
         return {"value": True}
 
     return run()

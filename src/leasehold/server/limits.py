@@ -10,8 +10,8 @@ are counted for each of them. Renewals and releases are not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from math import ceil
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -40,6 +40,7 @@ class Limits:
         self.waiters = 0
         self.refused: dict[str, int] = {}  # limit -> refusals, for metrics
         self._connections: dict[str, int] = {}  # open connections of each key
+        self._resized: dict[str, set[tuple[str, str]]] = {}  # names whose limit each key has set, with their namespaces
         self._lists, self._batches = Turns(MAX_LISTS), Turns(1)
         self._begun: dict[str, int] = {}  # requests and claims of each caller, in this turn of the event loop
         self._most = {kind: ceil(settings.calls * share) for kind, share in SHARES.items()}
@@ -91,6 +92,23 @@ class Limits:
                 "leases_per_key",
                 TooMany(f"{caller.who} has {held} leases at this server, which is its limit: release some"),
             )
+
+    @contextmanager
+    def resizing(self, caller: Caller, namespace: str, name: str, limit: int | None) -> Iterator[None]:
+        """The change of a semaphore's limit, which the engine keeps until it is removed. Raises TooMany if this caller
+        has set the limits of as many names as it may have leases."""
+        names, key = self._resized.get(caller.who, set()), (namespace, name)
+        most = self.settings.leases_per_key
+        if most and caller.limited and limit is not None and len(names) >= most and key not in names:
+            detail = f"{caller.who} has set the limits of {len(names)} names, as many as it may: remove some"
+            raise self._refuse("resized_per_key", TooMany(detail))
+        yield
+        if limit is not None and caller.limited:
+            self._resized.setdefault(caller.who, set()).add(key)
+        elif (names := self._resized.get(caller.who, set())) and names == {key}:
+            del self._resized[caller.who]
+        else:
+            names.discard(key)
 
     @asynccontextmanager
     async def listing(self, caller: Caller, seconds: float) -> AsyncIterator[None]:

@@ -18,6 +18,7 @@ MAX_ACCEPTED: Final = 64  # in one turn; when few wait it is one, so that worker
 MAX_HANDSHAKES: Final = 1000  # of TLS, under way; then the oldest is ended: they are no connections yet
 _HANDSHAKE_SECONDS: Final = 5.0
 _PAUSE: Final = 0.1  # seconds after an error, such as too many open files
+_LOG_INTERVAL: Final = 60.0  # seconds between two log lines about that: callers may cause ten a second
 
 _log = logging.getLogger("leasehold.server")
 
@@ -32,7 +33,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._opening: dict[asyncio.Task[Any], None] = {}  # the oldest first
         self._most = 1
-        self._failing = False  # the last accept failed
+        self._log_after = 0.0  # errors before are not logged
         self._paused: asyncio.TimerHandle | None = None
         sock.setblocking(False)
         self._loop.add_reader(sock, self._accept)
@@ -42,8 +43,7 @@ class Listener:
         if self._paused is not None:
             self._paused.cancel()
         self._loop.remove_reader(self._sock)
-        for task in self._opening:
-            task.cancel()
+        self._end_handshakes(len(self._opening))
 
     async def wait_closed(self) -> None:
         """For uvicorn."""
@@ -57,14 +57,13 @@ class Listener:
                 self._most = 1
                 return
             except OSError as error:
-                if not self._failing:
+                if self._loop.time() >= self._log_after:
                     _log.error("no connection can be accepted: %s; trying again", error)
-                self._failing = True
+                    self._log_after = self._loop.time() + _LOG_INTERVAL
                 self._end_handshakes(MAX_ACCEPTED)
                 self._loop.remove_reader(self._sock)  # else it would be tried again in each turn
                 self._paused = self._loop.call_later(_PAUSE, self._loop.add_reader, self._sock, self._accept)
                 return
-            self._failing = False
             self._open(accepted)
         self._most = min(2 * self._most, MAX_ACCEPTED)
 
@@ -81,6 +80,10 @@ class Listener:
         task.add_done_callback(self._opened)
 
     def _end_handshakes(self, most: int) -> None:
+        """End the oldest of them. Without TLS there are none: a connection is open a turn after it was accepted, and if
+        it were cancelled meanwhile, uvloop would close it without telling its protocol."""
+        if self._context is None:
+            return
         for task in list(islice(self._opening, most)):
             del self._opening[task]
             task.cancel()

@@ -1,5 +1,5 @@
-"""What a server records about claims: which client to wake or notify, and which requests wait. Nothing here decides who
-holds a name."""
+"""What a server records about claims: which client to wake, and which requests wait. Nothing here decides who holds a
+name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from leasehold.engines.registry import ClaimRegistry
 from leasehold.engines.remote.wire import Notification
-from leasehold.model import Claim, Reason
+from leasehold.model import Claim
 from leasehold.runtime.loop import Loop
 
 T = TypeVar("T")
@@ -93,25 +93,6 @@ class WaiterRoute:
         self.woken = False  # it has been notified since its last attempt
         self.task: asyncio.Task[None] | None = None  # waits for the wake-up
         self.admission: Admission | None = None
-
-
-class GrantRoute:
-    """A claim granted through this server, and the client to notify if an operator breaks it. For the registry it is a
-    lease."""
-
-    __slots__ = ("_notify", "claim", "client", "expires_at", "who")
-
-    def __init__(self, claim: Claim, client: ClientKey | None, who: str, notify: Callable[[], None]) -> None:
-        self.claim, self.client, self._notify = claim, client, notify
-        self.who = who  # whose lease it is, if this server granted it
-        self.expires_at = 0.0
-
-    def _end_lost(self, reason: Reason) -> bool:  # from any thread
-        self._notify()
-        return True
-
-    def _mark_at_risk(self, why: str) -> None:
-        """Nothing to do: the client learns it from its own renewals."""
 
 
 class Registry(ClaimRegistry):

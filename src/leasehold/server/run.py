@@ -18,6 +18,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Final
 
@@ -93,7 +94,8 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it. `say` gets the line for each address, once it is served. Raises ConfigError."""
     _prepare_logs(settings)
-    _allow_open_files(settings.limits.connections, MAX_HANDSHAKES if settings.tls else 0)
+    connections = _allow_open_files(settings.limits.connections, MAX_HANDSHAKES if settings.tls else 0)
+    settings = replace(settings, limits=replace(settings.limits, connections=connections))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until its handler is set
     check(settings)
     with contextlib.ExitStack() as stack:
@@ -117,21 +119,26 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             Workers(settings.workers, run).run(on_started)
 
 
-def _allow_open_files(connections: int, handshakes: int) -> None:
-    """A shell often allows 1,024 open files, fewer than the server's connections. Raise that as far as permitted."""
+def _allow_open_files(connections: int, handshakes: int) -> int:
+    """A shell often allows 1,024 open files, fewer than the server's connections. Raise that as far as permitted, and
+    return how many connections leave enough for everything else, above all the engine."""
     wanted = connections + handshakes + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
+        return connections
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        _log.warning(
-            "%d open files are permitted, too few for limits.connections = %d: raise the limit of this process "
-            "(ulimit -Hn, LimitNOFILE=), or lower limits.connections",
-            allowed,
-            connections,
-        )
+    if allowed == wanted:
+        return connections
+    admitted = min(connections, max(allowed // 2, allowed - handshakes - _OTHER_FILES))
+    _log.warning(
+        "%d open files are permitted, too few for limits.connections = %d, so %d are admitted: raise the limit of this "
+        "process (ulimit -Hn, LimitNOFILE=), or lower limits.connections",
+        allowed,
+        connections,
+        admitted,
+    )
+    return admitted
 
 
 def _prepare_logs(settings: Settings) -> None:

@@ -37,12 +37,12 @@ from leasehold.engines.remote.wire import Hello, Lost, Moved, Notification, Wake
 from leasehold.errors import ConfigError, LeaseholdError, ListingTooLong, NotSent, Reentered, Unavailable, Unsupported
 from leasehold.model import NO_MIN_HOLD, Alive, Busy, Claim, Gone, Grant, Holding
 from leasehold.runtime.loop import Loop
+from leasehold.server.grants import Grants
 from leasehold.server.problems import Draining, invalid
 from leasehold.server.routes import (
     Admission,
     Attempts,
     ClientKey,
-    GrantRoute,
     LongPoll,
     Registry,
     Relay,
@@ -52,7 +52,7 @@ from leasehold.server.routes import (
 from leasehold.server.spans import Spans
 
 T = TypeVar("T")
-N = TypeVar("N", Attempts, LongPoll, WaiterRoute, GrantRoute)
+N = TypeVar("N", Attempts, LongPoll, WaiterRoute)
 
 
 _log = logging.getLogger("leasehold.server")
@@ -84,8 +84,7 @@ class Service:
         self.relay: Relay | None = None  # to the other workers of this server
         self.streams: dict[ClientKey, Stream[Notification]] = {}
         self.routes: dict[str, WaiterRoute] = {}  # by id hash
-        self.held: dict[str, GrantRoute] = {}
-        self.leases: dict[str, int] = {}  # by caller: how many of `held` this server granted to it
+        self.grants = Grants(self.runtime, self.registry, self._notify_lost)
         self.polls: dict[str, LongPoll] = {}
         self._routes_of: dict[ClientKey, set[str]] = {}
         self._waiting: dict[str, asyncio.Task[Any]] = {}  # inside the engine's `wait`, by id hash
@@ -211,7 +210,7 @@ class Service:
         if granted and not (poll.ended == "hung up" and not poll.caller_made_id):
             self.registry.remove_waiter(claim.id_hash)
         elif not poll.caller_made_id and poll.ended != "draining":
-            self._remove_grant(claim)
+            self.grants.remove(claim)
             self.engine.forget(
                 claim._replace(min_hold=NO_MIN_HOLD)
             )  # made here and never sent: no caller can repeat it
@@ -239,7 +238,7 @@ class Service:
                 self._disown(claim)
             elif isinstance(reply, Alive):
                 if claim.token:
-                    self._record_grant(claim, client, reply.ttl)
+                    self.grants.record(claim, client, reply.ttl)
                 elif (route := self._find(claim, self.routes)) is not None and route.client == client:
                     route.expires_at = self.runtime.now() + timing.WAITER_TTL
         return replies
@@ -254,12 +253,12 @@ class Service:
             if left <= 0:
                 raise Unavailable("an attempt of the same claim is still under way")
             await asyncio.wait(set(under_way.tasks), timeout=left)
-        if self._waits_for_another_name(claim) and self._find(claim, self.held) is None:
+        if self._waits_for_another_name(claim) and claim not in self.grants:
             return False
         if claim.id:
             if self._find(claim, self.routes) is not None:
                 self._remove_route(claim.id_hash)
-            self._remove_grant(claim)
+            self.grants.release(claim)
         return await self._counted("release", partial(self.engine.release, claim), deadline)
 
     async def decline(self, claim: Claim, client: ClientKey, deadline: float) -> bool:
@@ -465,11 +464,11 @@ class Service:
         if isinstance(reply, Grant):
             self._remove_route(claim.id_hash)
             self.registry.remove_waiter(claim.id_hash)
-            self._record_grant(claim, client, reply.ttl, client[0])
+            self.grants.record(claim, client, reply.ttl, client[0])
 
     def _on_poll_reply(self, poll: LongPoll, claim: Claim, reply: Grant | Busy) -> None:
         if isinstance(reply, Grant):
-            self._record_grant(claim, None, reply.ttl, poll.who)
+            self.grants.record(claim, None, reply.ttl, poll.who)
 
     def _watch(self, claim: Claim, client: ClientKey | None, busy: Busy, admission: Admission | None) -> None:
         """Wait for the claim's wake-up, in a task."""
@@ -537,36 +536,8 @@ class Service:
     def _decline_unknown(self, claim: Claim) -> None:  # from any thread
         self.call_soon(lambda: self.runtime.spawn(self._decline(claim), "decline of an unknown claim"))
 
-    def _record_grant(self, claim: Claim, client: ClientKey | None, ttl: float, who: str = "") -> None:
-        """Record a grant until it would expire unrenewed: whom to notify of a break, and what to disown then."""
-        held = self._find(claim, self.held)
-        if held is None and claim.id_hash in self.held:
-            return
-        if held is None or (client is not None and held.client != client):
-            who = who or (held.who if held is not None else "")
-            self._remove_grant(claim)
-            held = self._new_held(claim, client, who)
-        held.expires_at = self.runtime.now() + ttl
-
-    def _new_held(self, claim: Claim, client: ClientKey | None, who: str) -> GrantRoute:
-        def notify() -> None:
-            if client is not None:
-                self.call_soon(self._notify, client, Lost(claim.id_hash))
-
-        held = self.held[claim.id_hash] = GrantRoute(claim, client, who, notify)
-        self.registry.held[claim.id_hash] = lambda: held
-        if who:
-            self.leases[who] = self.leases.get(who, 0) + 1
-        return held
-
-    def _remove_grant(self, claim: Claim) -> None:
-        if (held := self._find(claim, self.held)) is not None:
-            del self.held[claim.id_hash]
-            self.registry.held.pop(claim.id_hash, None)
-            if held.who:
-                self.leases[held.who] -= 1
-                if not self.leases[held.who]:
-                    del self.leases[held.who]
+    def _notify_lost(self, client: ClientKey, id_hash: str) -> None:  # from any thread
+        self.call_soon(self._notify, client, Lost(id_hash))
 
     def _remove_route(self, id_hash: str) -> None:
         if (route := self.routes.pop(id_hash, None)) is not None:
@@ -607,7 +578,7 @@ class Service:
 
     def _disown(self, claim: Claim) -> None:
         """Forget the claim here. The engine is not asked: the claim may go on at another server."""
-        self._remove_grant(claim)
+        self.grants.expire(claim)
         if claim.id_hash in self.routes and self._find(claim, self.routes) is None:
             return
         self._remove_route(claim.id_hash)
@@ -635,8 +606,8 @@ class Service:
 
     def _disown_expired(self) -> None:
         now = self.runtime.now()
-        entries: list[WaiterRoute | GrantRoute] = [*self.routes.values(), *self.held.values()]
-        for claim in [entry.claim for entry in entries if entry.expires_at <= now]:
+        waiters = [route.claim for route in self.routes.values() if route.expires_at <= now]
+        for claim in [*waiters, *self.grants.expired(now)]:
             self._disown(claim)
 
     async def _retry_releases(self) -> None:

@@ -111,6 +111,7 @@ def test_pauses_grow_and_are_never_shorter_than_the_server_says():
     assert [overload_pause(tries, 1.0, 0.0) for tries in (1, 2, 3, 9)] == [1.0, 2.0, 4.0, 4.0]
     assert [overload_pause(tries, 1.0, 1.0) for tries in (1, 2, 3, 9)] == [2.0, 4.0, 8.0, 8.0]
     assert overload_pause(1, 60.0, 0.0) == 60.0
+    assert [overload_pause(tries, 0.0, 0.0) for tries in (1, 2, 9)] == [0.05, 0.1, 4.0], "no flood of calls"
 
 
 # ------------------------------------------------------------------ what a caller gets
