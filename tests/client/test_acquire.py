@@ -211,3 +211,12 @@ def test_late_grant_is_an_answer_and_is_released_without_min_hold(bench) -> None
     assert request.answered
     assert request.claim.min_hold == late.min_hold
     assert request.claim.id != late.id
+
+
+def test_claim_with_a_new_id_is_not_next(bench) -> None:
+    # Its old id was. So its next attempt waits to be sent, as those of all claims that are not in the queue.
+    request = probe.acquire_request(bench.client().lock("a"))
+    request.busy = Busy(position=0)
+    request.release_claim()
+    request.add_waiter(request.claim)
+    assert not request.is_next()
