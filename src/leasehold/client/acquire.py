@@ -238,7 +238,6 @@ class AcquireRequest(Generic[L]):
         if self.queued:
             await self.wait_in_queue(reply)
         else:
-            core.registry.shared["contended"] = True  # see `Engine.queues_at_once`
             self.join_queue()
 
     async def wait_in_queue(self, reply: Busy) -> None:
@@ -275,7 +274,7 @@ class AcquireRequest(Generic[L]):
         useless."""
         core = self.lock._core
         waiter = core.registry.waiting.get(self.claim.id_hash)
-        if waiter is None or waiter.cancelled or self.is_next():
+        if waiter is None or self.is_next():
             return False
         return timing.needs_no_attempt(reply.position, self.asked_at, waiter.kept_at, core.runtime.now())
 
