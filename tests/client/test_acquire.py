@@ -186,6 +186,20 @@ def test_caller_waits_to_be_sent_as_long_as_for_an_answer_or_its_wait(bench, opt
     assert request.claim.queue is (options["wait"] > 0)
 
 
+@pytest.mark.parametrize(("wait", "deadline"), [(0, 1005.0), (9, 1007.0)], ids=["does not wait", "waits"])
+def test_time_until_it_is_sent_counts_into_call_timeout_only_without_wait(bench, wait, deadline) -> None:
+    client = bench.client(call_timeout=5)
+    deadlines, attempts = record_deadlines(bench), probe.core(client).attempts
+
+    async def enter(_id_hash: str, _until: float) -> float:
+        bench.clock.at += 2.0
+        return bench.clock.at
+
+    attempts.try_enter, attempts.enter = lambda _id_hash: False, enter
+    client.lock("a", wait=wait).acquire().release()
+    assert deadlines["attempt"] == deadline
+
+
 @pytest.mark.parametrize("why", ["woken", "recheck_at", "head", None])
 def test_claim_is_next_if_it_was_notified_or_heads_the_queue(bench, why) -> None:
     request = probe.acquire_request(bench.client().lock("a"))
