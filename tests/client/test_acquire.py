@@ -186,6 +186,20 @@ def test_caller_waits_to_be_sent_as_long_as_for_an_answer_or_its_wait(bench, opt
     assert request.claim.queue is (options["wait"] > 0)
 
 
+@pytest.mark.parametrize(("wait", "deadline"), [(0, 1005.0), (9, 1007.0)], ids=["does not wait", "waits"])
+def test_time_until_it_is_sent_counts_into_call_timeout_only_without_wait(bench, wait, deadline) -> None:
+    client = bench.client(call_timeout=5)
+    deadlines, attempts = record_deadlines(bench), probe.core(client).attempts
+
+    async def enter(_id_hash: str, _until: float) -> float:
+        bench.clock.at += 2.0
+        return bench.clock.at
+
+    attempts.try_enter, attempts.enter = lambda _id_hash: False, enter
+    client.lock("a", wait=wait).acquire().release()
+    assert deadlines["attempt"] == deadline
+
+
 @pytest.mark.parametrize("why", ["woken", "recheck_at", "head", None])
 def test_claim_is_next_if_it_was_notified_or_heads_the_queue(bench, why) -> None:
     request = probe.acquire_request(bench.client().lock("a"))
@@ -202,12 +216,38 @@ def test_grant_without_a_token_is_refused(bench) -> None:
 
 
 def test_late_grant_is_an_answer_and_is_released_without_min_hold(bench) -> None:
-    request, released = probe.acquire_request(bench.client().lock("a", min_hold=1000)), []
+    request, released = probe.acquire_request(bench.client().lock("a", min_hold=1000), wait=9), []
     bench.transport.post = lambda _verb, args: released.append(args[0]) or True
+    request.join_queue()
     late = request.claim
     request.after_late_grant()
     assert [claim.id for claim in released] == [late.id]
     assert released[0].min_hold == NO_MIN_HOLD
     assert request.answered
-    assert request.claim.min_hold == late.min_hold
     assert request.claim.id != late.id
+    assert request.claim._replace(id=late.id, id_hash=late.id_hash) == late  # it queues at once, until `wait` is over
+
+
+def test_claim_with_a_new_id_is_not_next(bench) -> None:
+    # Its old id was. So its next attempt waits to be sent, as those of all claims that are not in the queue.
+    request = probe.acquire_request(bench.client().lock("a"))
+    request.busy = Busy(position=0)
+    request.release_claim()
+    request.add_waiter(request.claim)
+    assert not request.is_next()
+
+
+def test_waiter_that_the_engine_has_forgotten_is_woken_by_its_heartbeat(bench, wait_until) -> None:
+    request = probe.acquire_request((client := bench.client()).lock("a"))
+    request.join_queue()
+    waiter = request.add_waiter(request.claim)
+    waiter.woken = True  # so that its wait ends at once
+    run_sync(request.after_busy(Busy(position=3)))
+    waiter.woken = False
+
+    def woken_by_heartbeat() -> bool:
+        probe.make_heartbeat_due(client)  # again and again: the watchdog may be about to plan it for later
+        probe.wake_watchdog(client)
+        return waiter.woken
+
+    wait_until(woken_by_heartbeat, 30)

@@ -11,6 +11,7 @@ import warnings
 import pytest
 
 from leasehold import Client, ConfigError, Event, Lease, LeaseLost, LeaseState, NotAcquired, Unavailable
+from leasehold.core import timing
 from leasehold.model import Alive
 from tests.support import probe
 
@@ -330,10 +331,11 @@ def test_wait_lost_returns_true_when_lease_is_broken(bench, wait_until) -> None:
     assert lease.wait_lost(60)
 
 
-def test_wait_lost_returns_false_when_another_thread_releases(bench, wait_until) -> None:
-    lease = bench.client().lock("a", ttl=30).acquire()
+def test_wait_lost_returns_false_when_another_thread_releases(bench, wait_until, monkeypatch) -> None:
+    monkeypatch.setattr(timing, "MAX_SLEEP", 600.0)  # like the ttl longer than this test waits: the release wakes it
+    lease = bench.client().lock("a", ttl=600).acquire()
     seen: list[bool] = []
-    waiter = threading.Thread(target=lambda: seen.append(lease.wait_lost()))
+    waiter = threading.Thread(target=lambda: seen.append(lease.wait_lost()), daemon=True)
     waiter.start()
     wait_until(lambda: probe.callers_of_wait_lost(lease))
     lease.release()

@@ -106,6 +106,41 @@ def test_ctrl_c_in_release_still_sends_the_release(bench, monkeypatch, wait_unti
     wait_until(lambda: not bench.server.lock_states, 30)
 
 
+def test_close_waits_for_an_interrupted_release_until_it_is_sent_again(bench, monkeypatch) -> None:
+    core = probe.core(client := bench.client())
+    lease, known, forget = client.lock("a").acquire(), [], core.forget
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probe.watchdog(client), "unwatch", interrupted)
+    monkeypatch.setattr(core, "forget", lambda claim: known.append(claim.id_hash in core.in_flight) or forget(claim))
+    with pytest.raises(KeyboardInterrupt):
+        lease.release()
+    assert known == [True]
+    assert not core.in_flight
+    assert not bench.server.lock_states
+
+
+def test_ctrl_c_before_a_release_has_begun_leaves_the_lease_held(bench) -> None:
+    class InterruptedMutex:
+        def __enter__(self) -> None:
+            core.mutex = mutex
+            raise KeyboardInterrupt
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    core = probe.core(client := bench.client())
+    lease, mutex = client.lock("a").acquire(), core.mutex
+    core.mutex = InterruptedMutex()
+    with pytest.raises(KeyboardInterrupt):
+        lease.release()
+    assert lease.held
+    assert bench.held_names() == ["a"]
+    assert lease.release()
+
+
 @pytest.mark.filterwarnings("ignore:.*dropped without release:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

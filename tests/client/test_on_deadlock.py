@@ -12,6 +12,7 @@ from leasehold.client import deadlock_search
 from leasehold.client.deadlock_search import FIRST_SEARCH, MIN_INTERVAL, DeadlockSearches, WaitSearch
 from leasehold.core.deadlocks import Deadlock, deadlocks
 from leasehold.errors import AccessDenied, ListingTooLong
+from leasehold.model import Busy, Claim
 from leasehold.runtime.base import run_sync
 from tests.support import probe
 
@@ -128,6 +129,37 @@ def test_search_comes_after_a_second_of_waiting_and_not_near_the_deadline(bench)
     assert verbs == ["inspect"], "a waiter that is notified attempts at once"
     probe.registry(client).remove_waiter(claim.id_hash)
     held.release()
+
+
+def test_search_goes_on_until_the_caller_stops_waiting(bench) -> None:
+    # Only a cycle that was seen for some time makes the second caller give up, and wake-ups come in between.
+    request = probe.acquire_request(bench.client().lock("a", on_deadlock="raise"))
+    request.join_queue()
+    request.add_waiter(request.claim).woken = True  # so that each wait ends at once
+    run_sync(request.after_busy(Busy(position=2)))
+    search = request.search
+    run_sync(request.after_busy(Busy(position=1)))
+    assert request.search is search
+    assert request.position == 2
+
+
+def test_waiter_notified_when_its_search_is_due_attempts_at_once(bench) -> None:
+    # Far from the head of the queue, too, where a waiter is otherwise kept without attempts.
+    request = probe.acquire_request(bench.client().lock("a", on_deadlock="raise"))
+    request.join_queue()
+    waiter, waits = request.add_waiter(request.claim), []
+
+    class NotifyingEngine:
+        async def wait(self, _claim: Claim, _busy: Busy, seconds: float) -> None:
+            waits.append(seconds)
+            assert waits == [FIRST_SEARCH]
+            bench.clock.at += seconds
+            waiter.woken = True
+
+    request.engine = NotifyingEngine()
+    request.get_engine = lambda: request.engine
+    run_sync(request.after_busy(Busy(position=1000)))
+    assert waits
 
 
 def test_waits_of_one_client_share_their_searches(bench) -> None:

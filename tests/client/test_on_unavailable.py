@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from leasehold import AsyncClient, Client, ConfigError, Event, LeaseState, NotAc
 from leasehold.client.acquire import AcquireRequest
 from leasehold.core import timing
 from leasehold.engines import memory
-from leasehold.errors import NotSent, Overloaded
+from leasehold.engines.memory import MemoryEngine
+from leasehold.errors import NotSent, Overloaded, Reentered
 from leasehold.model import Busy
 from leasehold.runtime.base import run_sync
 from leasehold.testing import Clock, Faults, drop_answer, drop_request, faulty, silently
@@ -125,6 +127,15 @@ def test_wait_of_0_tries_once(make_client, faults) -> None:
     with pytest.raises(Unavailable):
         make_client().lock("a", wait=0, on_unavailable="wait").acquire()
     assert faults.calls.count("attempt") == 1
+
+
+def test_second_read_lock_of_a_thread_is_not_repeated(make_client, clock, faults) -> None:
+    # It would join the queue, and a writer that is queued there may wait for the first one.
+    lock = make_client().rwlock("a").read(on_unavailable="wait")
+    with lock:
+        faults.next("attempt", drop_request)
+        with clock.skipping(), pytest.raises(Unavailable):
+            lock.acquire()
 
 
 def test_close_ends_wait_for_engine(make_client, faults, wait_until) -> None:
@@ -271,8 +282,7 @@ def test_asyncio_runs_and_waits_without_engine(faults) -> None:
 
 
 def overloaded_request(bench, **options: object) -> AcquireRequest:
-    lock = bench.client(call_timeout=5).lock("a", **options)
-    return AcquireRequest(lock, probe.new_claim(lock), bench.clock.at, None, False, probe.core(lock).engine)
+    return probe.acquire_request(bench.client(call_timeout=5).lock("a", **options))
 
 
 def test_caller_that_may_run_retries_after_overload_for_call_timeout(bench) -> None:
@@ -293,12 +303,43 @@ def test_pauses_after_overload_do_not_grow_for_a_queued_claim(bench, monkeypatch
     request.queued, request.failures = is_queued, 7
     run_sync(request.pause_before_retry(Overloaded("busy", engine="memory", retry_in=1.0)))
     assert asked == [tries]
+    # Heartbeats keep its place, and are sent only for a claim that has one.
+    assert [waiter.refused for waiter in probe.waiters(bench.clients[0])] == [not is_queued]
+
+
+def test_pause_lasts_until_the_circuit_breaker_lets_calls_through(bench, monkeypatch) -> None:
+    async def record(_request: object, seconds: float) -> None:
+        pauses.append(seconds)
+
+    request, pauses = overloaded_request(bench), []
+    monkeypatch.setattr(AcquireRequest, "pause", record)
+    run_sync(request.pause_before_retry(NotSent("the circuit breaker is open", retry_in=30.0)))
+    assert pauses == [30.0]
+
+
+def test_call_from_inside_the_engine_is_never_repeated(bench) -> None:
+    # The engine cannot answer before the call that a signal handler interrupted has returned.
+    request = overloaded_request(bench, on_unavailable="wait")
+    assert request.may_retry(Unavailable("silence"), bench.clock.at)
+    assert not request.may_retry(Reentered(), bench.clock.at)
+
+
+@pytest.mark.parametrize("on_unavailable", ["wait", "raise"])
+def test_engine_that_fails_during_a_wait_ends_it_unless_it_is_outlasted(bench, monkeypatch, on_unavailable) -> None:
+    async def fail(*_args: object) -> None:
+        raise Unavailable("silence")
+
+    request = overloaded_request(bench, on_unavailable=on_unavailable)
+    request.join_queue()
+    monkeypatch.setattr(MemoryEngine, "wait", fail)
+    with nullcontext() if on_unavailable == "wait" else pytest.raises(Unavailable, match="silence"):
+        run_sync(request.after_busy(Busy(position=0)))
 
 
 @pytest.mark.parametrize("sent", [True, False], ids=["in the attempt", "before the attempt"])
 def test_queued_claim_without_an_answer_is_released_and_gets_a_new_id(bench, sent) -> None:
     request = overloaded_request(bench, on_unavailable="wait")
-    request.engine, request.sent, request.queued = request.get_engine(), sent, True
+    request.sent, request.queued = sent, True
     released, old = [], request.claim
     bench.transport.post = lambda _verb, args: released.append(args[0].id) or True
     assert request.after_failure(Unavailable("silence"))
@@ -312,7 +353,7 @@ def test_queued_claim_without_an_answer_is_released_and_gets_a_new_id(bench, sen
 @pytest.mark.parametrize(("error", "keeps_id"), [(NotSent("refused"), True), (Unavailable("silence"), False)])
 def test_only_a_claim_that_was_not_sent_keeps_its_id_for_the_retry(bench, error, keeps_id, queued) -> None:
     request = overloaded_request(bench, on_unavailable="wait")
-    request.engine, request.sent, request.queued = request.get_engine(), True, queued
+    request.sent, request.queued = True, queued
     claim_id = request.claim.id
     assert request.after_failure(error)
     assert (request.claim.id == claim_id) is keeps_id

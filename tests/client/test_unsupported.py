@@ -48,6 +48,20 @@ def test_trait_lost_on_connect_is_refused_before_any_grant(bench) -> None:
     assert not bench.server.lock_states
 
 
+def test_trait_lost_during_the_attempt_is_refused_and_the_grant_released(bench) -> None:
+    client, call = bench.client(), bench.transport.call
+
+    def restart_with_other_settings(verb: str, args: tuple[object, ...], deadline: float) -> object:
+        if verb == "attempt":
+            probe.engine(client).traits = TRAITS._replace(fair=False)
+        return call(verb, args, deadline)
+
+    bench.transport.call = restart_with_other_settings
+    with pytest.raises(Unsupported, match="does not promise fair"):
+        client.lock("a", require={"fair"}).acquire()
+    assert not bench.server.lock_states
+
+
 def test_reentrant_engine_call_raises_and_release_becomes_pending(bench, wait_until) -> None:
     client = bench.client()
     lease, other = client.lock("a").acquire(), client.lock("b").acquire()

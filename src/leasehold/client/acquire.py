@@ -126,7 +126,7 @@ class AcquireRequest(Generic[L]):
         self.retries = self.may_wait and lock.options.on_unavailable == "wait"
         # What the engine may know of the claim: an attempt was sent and is not answered, or the claim is in the queue.
         self.sent = self.queued = False
-        self.busy: Busy | None = None  # the last answer, if it was that
+        self.busy: Busy | None = None  # the last answer for this claim, if it was that
         self.late_grants = 0
         self.failures = 0  # attempts since the last answer
         self.answered = False  # the engine answered at least once
@@ -200,7 +200,7 @@ class AcquireRequest(Generic[L]):
 
     def after_late_grant(self) -> None:
         """Release a grant that came too late to be trusted. Raises if it would be useless to try again."""
-        self.answered, self.busy = True, None
+        self.answered = True
         self.release_claim()
         self.late_grants += 1
         now = self.lock._core.runtime.now()
@@ -213,6 +213,7 @@ class AcquireRequest(Generic[L]):
         self.engine.forget(without_min_hold(claim))
         self.claim = self.lock._new_claim()._replace(queue=claim.queue, wait_deadline=claim.wait_deadline)
         self.sent = self.queued = False
+        self.busy = None
 
     def register_unguaranteed(self) -> L:
         """A lease that the engine did not grant. Its claim is never sent: the one that was sent is being released."""
@@ -237,7 +238,6 @@ class AcquireRequest(Generic[L]):
         if self.queued:
             await self.wait_in_queue(reply)
         else:
-            core.registry.shared["contended"] = True  # see `Engine.queues_at_once`
             self.join_queue()
 
     async def wait_in_queue(self, reply: Busy) -> None:
@@ -274,7 +274,7 @@ class AcquireRequest(Generic[L]):
         useless."""
         core = self.lock._core
         waiter = core.registry.waiting.get(self.claim.id_hash)
-        if waiter is None or waiter.cancelled or self.is_next():
+        if waiter is None or self.is_next():
             return False
         return timing.needs_no_attempt(reply.position, self.asked_at, waiter.kept_at, core.runtime.now())
 

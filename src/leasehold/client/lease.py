@@ -408,7 +408,7 @@ class BaseLease:
         """What the engine's answer to a release says. `live`: the lease was not lost, and the engine did answer."""
         if live and not ended:
             self._on_missing_grant(ended)
-        if self._reports_release and self._final_state is RELEASED:
+        if self._final_state is RELEASED:
             self._core.emit("released", self._claim, self._token, self._grant_asked_at, self.slot)
         return live and bool(ended)
 
