@@ -238,6 +238,7 @@ class AcquireRequest(Generic[L]):
         if self.queued:
             await self.wait_in_queue(reply)
         else:
+            core.registry.shared["contended"] = True  # see `Engine.queues_at_once`
             self.join_queue()
 
     async def wait_in_queue(self, reply: Busy) -> None:
