@@ -156,6 +156,7 @@ ALLOWED = {
         "files",
         "log_lines",
         "runtime.base",
+        "runtime.net.http_client",
     },
     "environment": {"aio", "blocking", "client", "config", "core", "errors"},
     # short public paths to names defined elsewhere

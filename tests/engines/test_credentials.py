@@ -29,7 +29,7 @@ from harness.servers.postgresql import PostgreSQL
 from leasehold import AsyncClient, Client, ConfigError, Unavailable
 from leasehold.credentials import Password
 from leasehold.pools import settings_of
-from tests.support import probe, probe_mysql
+from tests.support import health, probe, probe_mysql
 from tests.support.running_server import poll
 from tests.support.timing import check_elapsed
 
@@ -174,6 +174,13 @@ def test_password_of_a_file_is_read_for_every_new_connection(user, tmp_path) -> 
         with pytest.raises((ConfigError, Unavailable)) as refused:
             client.lock("other", wait=0).acquire()
         assert not any(word in f"{refused.value!r} {client!r}" for word in ("second", "third", "fourth"))
+
+
+def test_health_probe_signs_in_with_the_password_of_a_file(user, tmp_path) -> None:
+    file = tmp_path / "password"
+    write(file, "first\n")
+    user.change("first")
+    assert health.probe(f"{user.url}?password_file={file}").error is None
 
 
 def test_password_of_a_function_is_read_under_asyncio(user) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from kazoo.exceptions import BadVersionError, NoNodeError
+from types import SimpleNamespace
 
-from leasehold import ConfigError, StaleToken, fences
+import pytest
+from kazoo.exceptions import BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency
+
+from leasehold import ConfigError, StaleToken, Unavailable, fences
 
 
 def test_zookeeper_multi_changes_nothing_when_it_fails(resource):
@@ -55,3 +57,34 @@ def test_zookeeper_multi_is_refused_when_newer_token_came_before_it(resource):
     with pytest.raises(StaleToken):
         number.fence.multi(6, build)
     assert number.peek() == 2
+
+
+class BrokenClient:
+    """A kazoo client whose multis have these results, whatever they ask for."""
+
+    def __init__(self, results: list[object]) -> None:
+        self._results, self.operations = results, list[object]()
+
+    def get(self, path: str) -> tuple[bytes, SimpleNamespace]:
+        return b"4", SimpleNamespace(version=1)
+
+    def exists(self, path: str) -> bool:
+        return True
+
+    def transaction(self) -> BrokenClient:
+        return self
+
+    def set_data(self, *operation: object) -> None:
+        self.operations.append(operation)
+
+    def commit(self) -> list[object]:
+        return self._results
+
+
+@pytest.mark.parametrize(
+    "results", [[RolledBackError(), RolledBackError()], [RuntimeInconsistency()] * 2, [], ["stat"]]
+)
+def test_results_that_do_not_fit_the_operations_are_no_success(results):
+    """A multi of which every operation was rolled back counted as written."""
+    with pytest.raises(Unavailable):
+        fences.ZooKeeperFence(BrokenClient(results), "/a").write(5, "x")

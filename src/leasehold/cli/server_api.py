@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import io
 import json
 import math
-import socket
-import ssl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -20,7 +16,7 @@ from leasehold.core.texts import server_text
 from leasehold.engines.remote import wire
 from leasehold.engines.remote.url import parse_url, read_api_key
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
-from leasehold.runtime.net.tls_socket import TlsSocket
+from leasehold.runtime.net.http_client import DeadlineConnection
 
 _TIMEOUT: Final = 5.0
 _MAX_BODY: Final = 4 * 1024 * 1024
@@ -80,12 +76,7 @@ class ServerApi:
 
     def _ask(self, host: str, port: int, target: str) -> tuple[int, bytes]:
         if self._connection is None:
-            self._connection = (
-                http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
-                if self._url.tls is None
-                else _TlsConnection(host, port, self._url.tls)
-            )
-            self._connection.response_class = _Response
+            self._connection = DeadlineConnection(host, port, timeout=_TIMEOUT, tls=self._url.tls)
         headers = {"Accept": "application/json", "User-Agent": f"leasehold/{__version__}"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -118,43 +109,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError("not a number of JSON")
     return number
-
-
-class _TlsConnection(http.client.HTTPConnection):
-    default_port = http.client.HTTPS_PORT
-
-    def __init__(self, host: str, port: int, context: ssl.SSLContext) -> None:
-        super().__init__(host, port, timeout=_TIMEOUT)
-        self._context = context
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock = tls = TlsSocket(self.sock, self._context, self.host)
-        tls.shake_hands(_TIMEOUT)
-
-
-class _Response(http.client.HTTPResponse):
-    """Must be complete within the timeout. That of a socket starts again at every byte."""
-
-    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        self.fp: io.BufferedReader = io.BufferedReader(_Reader(sock, self.fp.detach(), time.monotonic() + _TIMEOUT))
-
-
-class _Reader(io.RawIOBase):
-    def __init__(self, sock: socket.socket, raw: io.RawIOBase, deadline: float) -> None:
-        self._socket, self._raw, self._deadline = sock, raw, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        self._socket.settimeout(left)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()  # the connection closes its socket only then
-        super().close()

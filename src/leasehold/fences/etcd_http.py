@@ -19,6 +19,9 @@ from leasehold.fences.urllib_client import check_url, send_request
 Operation: TypeAlias = Mapping[str, Mapping[str, str]]  # as JSON for the gateway
 Compare: TypeAlias = Mapping[str, str]
 
+_MAX_BODY: Final = 8 << 20  # bytes: of ten thousand waiters
+_MAX_CONTAINERS: Final = 100_000  # lists and objects of an answer: three bytes of text can take eighty of memory
+_MAX_VALUES: Final = 500_000
 _NEVER_SENT: Final = (ConnectionRefusedError, socket.gaierror)
 
 
@@ -83,11 +86,11 @@ class Gateway:
             url = f"{endpoint}/v3/kv/txn"
             try:
                 with send_request(url, "POST", body, self._headers, timeout=self._timeout, tls=self._tls) as response:
-                    return json.load(response)
+                    return _decode(response.read(_MAX_BODY + 1))
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code < 500:
-                        raise ConfigError(f"etcd refused the request: {error.read()[:200]!r}") from None
+                        raise ConfigError(f"etcd refused the request: {error.read(200)!r}") from None
                     raise Unavailable(
                         f"etcd failed; the transaction may or may not have been applied: {error}", engine="etcd"
                     ) from error
@@ -100,6 +103,13 @@ class Gateway:
             except (HTTPException, ValueError, RecursionError) as error:
                 raise _malformed_response() from error
         raise Unavailable(f"cannot connect to any etcd member: {'; '.join(failures)}", engine="etcd")
+
+
+def _decode(body: bytes) -> Any:
+    containers = body.count(b"[") + body.count(b"{")
+    if len(body) > _MAX_BODY or containers > _MAX_CONTAINERS or body.count(b",") > _MAX_VALUES:
+        raise ValueError("the answer is too long")
+    return json.loads(body)
 
 
 def _parse_key_value(kv: Mapping[str, Any]) -> EtcdKeyValue:

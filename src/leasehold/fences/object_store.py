@@ -27,7 +27,7 @@ from leasehold.fences.rules import (
     token_for_read,
     token_for_write,
 )
-from leasehold.fences.urllib_client import NO_CACHE, check_url, send_request
+from leasehold.fences.urllib_client import MIN_RATE, NO_CACHE, check_url, send_request
 from leasehold.runtime.base import maybe_await, run_sync
 
 _TRIES: Final = 100  # each failed try means that another client's write succeeded
@@ -236,7 +236,7 @@ class HTTPObjects:
     ) -> tuple[bytes, str, dict[str, str]] | None:
         url, request_headers = f"{self._url}/{quote(key)}", {**self._headers, **headers}
         try:
-            with send_request(url, method, body, request_headers, timeout=self._timeout) as response:
+            with send_request(url, method, body, request_headers, timeout=self._timeout, min_rate=MIN_RATE) as response:
                 response_headers = {name.lower(): value for name, value in response.headers.items()}
                 metadata_headers = {
                     name: value for name, value in response_headers.items() if name.startswith(self._prefix)

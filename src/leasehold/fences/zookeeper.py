@@ -90,11 +90,15 @@ class _BaseZooKeeperFence(ABC):
             self._add_token_check(transaction, lease, token_info)
             build(transaction)
             results: Sequence[Any] = transaction.commit()
+            if not any(isinstance(result, Exception) for result in results):
+                if len(results) != len(transaction.operations):
+                    raise Unavailable(f"{self.resource}: ZooKeeper sent an invalid reply; it may have been written")
+                return list(results[1:])
             errors = [
                 result for result in results if isinstance(result, Exception) and not isinstance(result, _ROLLED_BACK)
             ]
-            if not errors:
-                return list(results[1:])
+            if not errors:  # nothing was applied, and nothing says why
+                raise Unavailable(f"{self.resource}: ZooKeeper refused the operations without a reason")
             if not isinstance(results[0], _CONFLICTS) and not isinstance(errors[0], retry_on):
                 raise errors[0]
         raise Unavailable(

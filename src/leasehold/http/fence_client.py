@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from leasehold.config import Duration, check_seconds
 from leasehold.fences.rules import LeaseLike, to_bytes, token_for_write
-from leasehold.fences.urllib_client import NO_CACHE, check_url, send_request
+from leasehold.fences.urllib_client import MIN_RATE, NO_CACHE, check_url, send_request
 from leasehold.http.headers import headers, parse_stale_headers, parse_stale_problem
 from leasehold.http.responses import PROBLEM_JSON
 
@@ -83,7 +83,9 @@ class HTTPFence:
         defaults = NO_CACHE if data is None else {"Content-Type": "application/octet-stream"}
         request_headers = {**defaults, **self._headers, **headers(lease)}
         try:
-            with send_request(self._url, method, data, request_headers, timeout=self._timeout) as response:
+            with send_request(
+                self._url, method, data, request_headers, timeout=self._timeout, min_rate=MIN_RATE
+            ) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
             with error:

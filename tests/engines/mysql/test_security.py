@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -121,6 +122,23 @@ _GREETING = (  # of a server that offers TLS
     b"\x49\0\0\0\x0a8.0.0\0\1\0\0\0aaaaaaaa\0\xff\xff\x21\2\0\xff\xff\x15" + bytes(10) + b"aaaaaaaaaaaa\0"
     b"mysql_native_password\0"
 )
+
+
+def test_tls_is_used_if_the_server_offers_it_and_the_url_says_nothing() -> None:
+    """PyMySQL 1.1 did not: whoever listened could read names."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def first_request() -> bytes:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(_GREETING)
+                return connection.recv(1024)
+
+        request = pool.submit(first_request)
+        url = f"mysql://u:p@127.0.0.1:{listener.getsockname()[1]}/leasehold"
+        with Client(url, call_timeout=30) as client, pytest.raises(Unavailable):
+            client.ping()
+        assert len(request.result(30)) == 36  # asks for TLS: a login begins the same way, and goes on
 
 
 def test_login_over_tls_that_drips_without_end_leaves_no_thread(certificate) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from urllib.parse import quote
 
 import pytest
 
@@ -53,6 +54,31 @@ def test_url_is_parsed_into_connection_options() -> None:
     assert (second.pooled, second.create) == (True, False)
     assert options("postgresql://h/d?listen=no").listen is None
     assert "p@ss" not in repr(first)
+
+
+@pytest.mark.parametrize(
+    ("options", "listen_options", "environment", "wanted"),
+    [
+        ("sslmode=verify-full&sslrootcert=ca.pem", "", "", {"sslmode": "verify-full", "sslrootcert": "ca.pem"}),
+        ("sslmode=verify-full", "sslrootcert=b.pem", "prefer", {"sslmode": "verify-full", "sslrootcert": "b.pem"}),
+        ("sslmode=verify-full&sslrootcert=ca.pem", "sslmode=require", "", {"sslmode": "require"}),
+        ("sslmode=require", "", "verify-full", {}),
+        ("sslmode=disable", "", "", {}),
+        ("require_auth=scram-sha-256", "", "", {"require_auth": "scram-sha-256"}),
+        ("require_auth=none", "require_auth=md5", "", {"require_auth": "md5"}),
+    ],
+)
+def test_listen_url_is_protected_like_the_url(options, listen_options, environment, wanted, monkeypatch) -> None:
+    """Its session gets the same password: without TLS that is verified, any host in between could ask for it."""
+    monkeypatch.delenv("PGSSLMODE", raising=False)
+    if environment:
+        monkeypatch.setenv("PGSSLMODE", environment)
+    direct = quote(f"postgresql://u@direct/d?{listen_options}", safe="")
+    config = EngineConfig.parse(f"postgresql://u@pooler/d?{options}&listen_url={direct}", 5.0, password="secret")
+    listen = parse_url(config).listen
+    assert listen is not None
+    (host,) = listen.hosts
+    assert {name: value for name, value in host.items() if name.startswith(("ssl", "require"))} == wanted
 
 
 def test_first_host_that_answers_is_used(database) -> None:

@@ -1,8 +1,7 @@
 """PyMySQL's connections, safe from hosts that pose as the server: for the engine's logins and for records.
 
 By itself PyMySQL restarts its timeout with every byte, reads whatever a server sends, sends a password in clear text to
-any server that asks, and asks the terminal for the password of an encrypted key. Before version 1.2 it signs in without
-TLS if the server offers none, whatever certificate it was to verify.
+any server that asks, and asks the terminal for the password of an encrypted key.
 """
 
 from __future__ import annotations

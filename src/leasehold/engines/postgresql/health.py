@@ -87,7 +87,8 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     hosts = options.target.hosts
 
     async def probe(params: dict[str, str], until: float) -> MemberHealth:
-        return await _probe(params, options.schema, runtime, until)
+        target = PgTarget((params | {"target_session_attrs": "any"},), options.target.password)
+        return await _probe(target, options.schema, runtime, until)
 
     members = await probe_each(hosts, probe, address_of, runtime, deadline)
     has_primary = any(each.role == "primary" for each in members)
@@ -103,8 +104,8 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
     )
 
 
-async def _probe(params: dict[str, str], schema: str, runtime: Runtime, deadline: float) -> MemberHealth:
-    target = PgTarget((params | {"target_session_attrs": "any"},))
+async def _probe(target: PgTarget, schema: str, runtime: Runtime, deadline: float) -> MemberHealth:
+    (params,) = target.hosts
     session = await open_session(target, runtime, deadline, deadline - runtime.now(), allow_standby=True)
     try:
         await _ask(session, _TIME, 1, deadline)  # prepares the statement

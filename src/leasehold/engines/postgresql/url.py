@@ -20,6 +20,10 @@ _LIBPQ: Final = frozenset(option.keyword.decode() for option in pq.Conninfo.get_
 # Not for users to set: deadlines are per call, and names are UTF-8.
 _FIXED: Final = {"client_encoding", "connect_timeout"}
 
+# How far a connection is protected: each more than the one before it.
+_SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+_AUTH_OPTIONS: Final = ("require_auth", "channel_binding")
+
 _MAX_TIMEOUT: Final = 2_000_000.0  # seconds: the system and the server count milliseconds in 32 bits
 _KEEPALIVE_IDLE: Final = 10  # seconds of silence before the first keepalive probe
 
@@ -64,6 +68,7 @@ def parse_url(config: EngineConfig) -> PgOptions:
         listen = _target(EngineConfig.parse(str(direct), config.call_timeout), {"password_file"})
         if listen.password is None and "password" not in listen.hosts[0]:
             listen = replace(listen, password=config.password)
+        listen = replace(listen, hosts=tuple(each | _protection(target.hosts[0], each) for each in listen.hosts))
     return PgOptions(
         target=target,
         listen=listen if given.get("listen", True) else None,
@@ -114,6 +119,28 @@ def _target(config: EngineConfig, own_options: set[str]) -> PgTarget:
     ports = ports * len(hosts) if len(ports) == 1 else ports
     each_host = (params | {"host": host, "port": port} for host, port in zip(hosts, ports, strict=True))
     return PgTarget(tuple(each_host), config.password)
+
+
+def _protection(params: dict[str, str], listen_params: dict[str, str]) -> dict[str, str]:
+    """The options of the URL that `listen_url` takes over: what it does not say itself must not be weaker. It may get
+    the same password."""
+    found: dict[str, str] = {
+        name: params[name] for name in _AUTH_OPTIONS if name in params and name not in listen_params
+    }
+    if not {"sslmode", "service"} & set(listen_params) and "PGSERVICE" not in os.environ:
+        mode = params.get("sslmode", "")
+        if mode in _SSL_MODES and _SSL_MODES.index(mode) > _SSL_MODES.index(_default_ssl_mode()):
+            found |= {name: value for name, value in params.items() if name.startswith("ssl")} | {
+                name: value for name, value in listen_params.items() if name.startswith("ssl")
+            }
+    return found
+
+
+def _default_ssl_mode() -> str:
+    """libpq's own, or that of PGSSLMODE."""
+    known = {option.keyword: option.val for option in pq.Conninfo.get_defaults()}
+    mode = (known.get(b"sslmode") or b"").decode(errors="replace")
+    return mode if mode in _SSL_MODES else "disable"
 
 
 def _environment_defaults() -> dict[str, str]:
