@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.servers.redis import RedisServer
-from leasehold.cli.console import Console
+from leasehold.cli.console import Console, say
 from leasehold.cli.demo.runner import DemoRunner
 from leasehold.cli.run.job import engine_environment
 from leasehold.testing.conformance.rig import Absent
@@ -67,6 +67,39 @@ def test_url_is_not_in_the_command_lines_of_a_demo(monkeypatch):
         runner.start("holder", "A")
     assert len(started) == 1
     assert SECRET not in str(started)
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments"),
+    [
+        ("OUTPUT", ["ls"]),
+        ("METRICS_FILE", ["-vv", "run", "j", "true"]),
+        ("METRICS_FILE", ["--log-format", "json", "run", "j", "true"]),
+        ("OTEL", ["run", "j", "true"]),
+        ("SERVE_KEYS", ["serve", "key", "list"]),
+        ("SERVE_LISTEN", ["serve"]),
+    ],
+)
+@pytest.mark.parametrize("url", [f"redis://u:{SECRET}@127.0.0.1:1/0", f"redis://127.0.0.1/0?password={SECRET}"])
+def test_url_in_the_wrong_variable_is_not_shown(shell, variable, arguments, url):
+    done = shell(*arguments, **{f"LEASEHOLD_{variable}": url})
+    assert done.returncode in (64, 78)
+    assert "redis:/" in done.stderr
+    assert SECRET not in done.stderr + done.stdout
+
+
+def test_long_url_in_the_wrong_variable_is_not_shown_in_part(shell):
+    done = shell("ls", LEASEHOLD_OUTPUT=f"redis://u:{SECRET * 100}@127.0.0.1:1/0")
+    assert done.returncode == 64
+    assert SECRET not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["redis://h:6379 did not answer; pid 7 of a@b", "https://shop/a?b=c is held by me@h:1"]
+)
+def test_messages_without_a_password_are_shown_whole(capsys, text):
+    say(text)
+    assert capsys.readouterr().err == f"leasehold: {text}\n"
 
 
 @pytest.mark.parametrize("arguments", [["-vv", "run", "j", "true"]])

@@ -52,6 +52,27 @@ def shown(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error))
 
 
+def local_variables(error: BaseException | None) -> Iterator[str]:
+    """Of all functions that the error passed, as the error pages of frameworks show them."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename != __file__:
+                yield from map(repr, frame.f_locals.copy().values())
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+cluster", "redlock", "etcd", "etcds", "zookeeper"])
+def test_error_page_shows_no_password_if_no_server_answers(scheme) -> None:
+    with (
+        pytest.raises(Unavailable) as failure,
+        Client(f"{scheme}://user:{SECRET}@{HOSTS.get(scheme, '127.0.0.1:1')}", call_timeout=3) as client,
+    ):
+        client.lock("a", wait=0).acquire()
+    variables = list(local_variables(failure.value))
+    assert any("127.0.0.1" in each for each in variables)  # they were found
+    assert SECRET not in str(variables)
+
+
 @pytest.mark.parametrize("scheme", WITH_CREDENTIALS)
 def test_password_that_is_not_escaped_is_not_shown(scheme) -> None:
     for kind, password in UNESCAPED.items():

@@ -16,6 +16,7 @@ from typing import Final
 from leasehold.cli import exit_codes, quick, render
 from leasehold.cli.console import discard_stdout, say, write_stderr
 from leasehold.cli.run.signals import Interrupted, held_back, raise_on_signals
+from leasehold.core.texts import without_credentials
 from leasehold.errors import LeaseholdError, NotAcquired
 
 _STDERR: Final = 2
@@ -107,5 +108,5 @@ def _print_traceback() -> bool:
     """Print the traceback if `-vv` was given. False: it was not, and nothing was printed."""
     if logging.getLogger("leasehold").level != logging.DEBUG:
         return False
-    write_stderr(traceback.format_exc().rstrip("\n"))
+    write_stderr(without_credentials(traceback.format_exc().rstrip("\n")))
     return True

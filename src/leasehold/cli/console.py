@@ -21,7 +21,7 @@ from leasehold.cli.run.signals import Interrupted, held_back
 from leasehold.config import URL_VARIABLE
 from leasehold.core import timing
 from leasehold.core.names import check_namespace
-from leasehold.core.texts import escape
+from leasehold.core.texts import escape, without_credentials
 from leasehold.errors import ConfigError
 from leasehold.events import Hook
 
@@ -131,6 +131,7 @@ _json_formatter: logging.Formatter | None = None  # of --log-format json
 
 
 def say(text: str, level: int = logging.WARNING) -> None:
+    text = without_credentials(text)
     if _json_formatter is None:
         write_stderr(f"leasehold: {escape(text)}")
     else:
@@ -158,6 +159,7 @@ class _ConsoleHandler(logging.Handler):
         if _json_formatter is None:
             say(record.getMessage())  # no traceback: `-vv` prints the one of the command itself
         else:
+            record.msg, record.args = without_credentials(record.getMessage()), ()
             write_stderr(_json_formatter.format(record))
 
 

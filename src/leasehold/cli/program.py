@@ -11,6 +11,7 @@ from leasehold import __version__
 from leasehold.cli import exit_codes
 from leasehold.cli.console import say, write_stderr
 from leasehold.cli.help import WIDTH, Group
+from leasehold.core.texts import without_credentials
 
 _MAX_USAGE_TEXT: Final = 600  # characters
 
@@ -80,7 +81,8 @@ def explain(error: Exception) -> int | None:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         write_stderr(error.format_message())
     elif isinstance(error, click.UsageError):
-        text = " ".join(error.format_message().split())  # click lists choices with line breaks and tabs
+        # click lists choices with line breaks and tabs. Before the cut: it could leave a password without its `@`.
+        text = without_credentials(" ".join(error.format_message().split()))
         if len(text) > _MAX_USAGE_TEXT:  # click repeats the value that it refuses, such as a whole file in a variable
             text = f"{text[: _MAX_USAGE_TEXT // 2]} ... {text[-_MAX_USAGE_TEXT // 2 :]}"
         say(text)

@@ -8,13 +8,26 @@ Names and labels stay as they are in fields; the texts of errors and log lines h
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from leasehold.errors import escape
 
-__all__ = ["MAX_SERVER_TEXT", "escape", "server_text", "shell_command"]
+__all__ = ["MAX_SERVER_TEXT", "escape", "server_text", "shell_command", "without_credentials"]
 
 MAX_SERVER_TEXT: Final = 200  # characters of a server's text that are shown
+
+# A URL with a user's part, or with an option for a password. A path has only one of the slashes.
+_URL_WITH_PASSWORD: Final = re.compile(
+    r"([a-z][a-z0-9+.-]*://?)(?=\S*@|[^\s/:]*:[^\s/0-9]|\S*[?&][^\s=]*(?:pass|secret|token|key)[^\s=]*=)\S+",
+    re.IGNORECASE,
+)
+
+
+def without_credentials(text: str) -> str:
+    """The text of a message without URLs that have a password: an error repeats the value it refuses, and someone may
+    have put an engine's URL into the variable of a file."""
+    return _URL_WITH_PASSWORD.sub(r"\1***", text) if ":/" in text else text
 
 
 def server_text(text: object) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from leasehold.config import DEFAULT_URL, URL_VARIABLE, EngineConfig, check_seconds, did_you_mean
+from leasehold.core.texts import without_credentials
 from leasehold.errors import ConfigError
 from leasehold.server.watched_files import read_toml
 
@@ -345,7 +346,7 @@ def _trace_url(value: object) -> str:
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    text = without_credentials(repr(value))
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 

@@ -57,10 +57,10 @@ class DiscoveryNode(RedisEndpoint):
 
     async def query(self, packed: bytes, count: int, runtime: Runtime, deadline: float) -> list[Any]:
         """The replies. Signs in with the same request, because a slow network allows for few round trips."""
-        sign_in = await self.sign_in(runtime, deadline)
         try:
             stream = await self._connect(runtime, deadline)
             try:
+                sign_in = await self.sign_in(runtime, deadline)
                 replies = list(await maybe_await(stream.calls(sign_in + packed, self._sign_in_count + count, deadline)))
             finally:
                 stream.close()

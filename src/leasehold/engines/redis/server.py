@@ -135,9 +135,10 @@ class RedisEndpoint:
         return describe_error(error)
 
     async def _open(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
-        handshake = await self.sign_in(runtime, deadline) + self._handshake
         stream = await self._connect(runtime, deadline)
         try:
+            # Only now: tools that report local variables would show the password whenever the server is down.
+            handshake = await self.sign_in(runtime, deadline) + self._handshake
             replies = await maybe_await(
                 stream.calls(handshake, self._sign_in_count + len(self.handshake_commands), deadline)
             )
@@ -155,10 +156,10 @@ class RedisEndpoint:
 
     async def open_unchecked(self, runtime: Runtime, deadline: float) -> SocketStream | LoopStream:
         """A new connection, signed in, whatever the server's settings and role. Not for locks."""
-        sign_in_and_ping = await self.sign_in(runtime, deadline) + encode_command("PING")
         try:
             stream = await self._connect(runtime, deadline)
             try:
+                sign_in_and_ping = await self.sign_in(runtime, deadline) + encode_command("PING")
                 self._check_sign_in(
                     await maybe_await(stream.calls(sign_in_and_ping, self._sign_in_count + 1, deadline))
                 )
