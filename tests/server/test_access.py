@@ -128,16 +128,16 @@ def test_too_few_open_files_admit_fewer_connections():
         "--log",
         "text",
     ]
-    line = f"ulimit -n 300; exec {shlex.join(program)}"
+    line = f"ulimit -n 700; exec {shlex.join(program)}"
     with subprocess.Popen(["/bin/sh", "-c", line], stderr=subprocess.PIPE, text=True) as process:
         try:
             lines = iter(process.stderr.readline, "")
             warning = next(line for line in lines if "open files" in line)
-            assert "300 open files are permitted, too few for limits.connections = 10000, so 150 are" in warning
+            assert "700 open files are permitted, too few for limits.connections = 10000, so 444 are" in warning
             started = next(line for line in lines if "listening on" in line)
             with contextlib.ExitStack() as stack:
                 address = ("127.0.0.1", int(started.rpartition(":")[2]))
-                for _ in range(400):
+                for _ in range(600):
                     stack.enter_context(socket.create_connection(address, timeout=SECONDS))
         finally:
             process.terminate()

@@ -52,7 +52,9 @@ _SEND_BUFFER: Final = 64 * 1024  # bytes of one connection in the kernel: else m
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
 _REFRESH_INTERVAL: Final = 0.5  # seconds between two checks of the key file and the certificates; two must agree
-_OTHER_FILES: Final = 256  # open files that are no connections of callers: the engine's, logs, libraries
+# Open files besides admitted connections: the engine's, logs, libraries; refused callers, of which a hundred are told
+# why; and what is accepted in one turn before it is refused.
+_OTHER_FILES: Final = 256
 
 
 class Server(uvicorn.Server):
