@@ -15,8 +15,9 @@ import pytest
 
 from harness.servers.process import descendants
 from harness.servers.redis import RedisServer
+from leasehold import ConfigError
 from leasehold.cli.demo import NAMES, DemoResult, load_demo, race, thundering_herd
-from leasehold.cli.demo.redis_server import DemoRedis
+from leasehold.cli.demo.redis_server import DemoRedis, find_program
 from leasehold.cli.demo.runner import DemoRunner, WorkerProcess
 from leasehold.cli.program import leasehold
 from tests.support import probe_cli
@@ -330,3 +331,18 @@ def test_processes_of_a_demo_take_no_module_from_the_working_directory(planted_m
         worker = runner.start("adder", "A", file=runner.path("counter"), rounds=0, lock="no lock")
         runner.wait_for_all([worker], "ready")
     assert not planted_modules.exists()
+
+
+@pytest.mark.parametrize("search_path", ["", ".", ":/nowhere"])
+def test_demo_takes_no_server_from_the_working_directory(monkeypatch, tmp_path, search_path):
+    planted = tmp_path / "redis-server"
+    planted.write_text("#!/bin/sh\n")
+    planted.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", search_path)
+    try:
+        found = find_program()
+    except ConfigError:  # it is not installed
+        return
+    assert os.path.isabs(found)
+    assert not planted.samefile(found)

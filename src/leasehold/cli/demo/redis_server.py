@@ -31,7 +31,8 @@ def server(worker: Worker) -> None:
 def find_program() -> str:
     """The path of the installed server. Raises a ConfigError that says how to install what is missing."""
     Client("redis://127.0.0.1").close()  # connects to nothing; raises if the package of the engine is missing
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+    folders = [*os.get_exec_path(), "/usr/sbin", "/usr/local/sbin"]
+    path = os.pathsep.join(filter(os.path.isabs, folders))  # not the working directory, where others may have put one
     for name in _PROGRAMS:
         if found := shutil.which(name, path=path):
             return found
