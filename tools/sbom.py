@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 BUILD_TOOLS = Path(__file__).with_name("build-requirements.txt")
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;\s*extra == '([^']+)')?")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;\s*(?:\(.*\) and )?extra == '([^']+)')?")
 
 
 def document(wheel: Path, sdist: Path, epoch: int) -> str:

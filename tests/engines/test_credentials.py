@@ -338,8 +338,8 @@ def test_function_that_does_not_return_costs_a_task_no_more_than_its_call(scheme
         gate.wait(60)
         return "late"
 
-    async def run() -> None:
-        async with AsyncClient(f"{scheme}://u@127.0.0.1:1/", password=password, call_timeout=0.3) as client:
+    async def run(port: int) -> None:
+        async with AsyncClient(f"{scheme}://u@127.0.0.1:{port}/", password=password, call_timeout=0.3) as client:
             began = time.monotonic()
             with pytest.raises(Unavailable, match="did not return in time"):
                 await client.lock("a").acquire(wait=0)
@@ -351,7 +351,8 @@ def test_function_that_does_not_return_costs_a_task_no_more_than_its_call(scheme
             gate.set()
 
     try:
-        asyncio.run(run())
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            asyncio.run(run(server.getsockname()[1]))
     finally:
         gate.set()
 
@@ -364,10 +365,12 @@ def test_password_function_that_hangs_costs_a_thread_only_its_call(scheme) -> No
         gate.wait(120)
         return "late"
 
-    with Client(f"{scheme}://u@127.0.0.1:1/", password=password, call_timeout=0.3) as client:
-        with pytest.raises(Unavailable):
-            client.lock("a").acquire(wait=0)
-        assert not gate.is_set()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"{scheme}://u@127.0.0.1:{server.getsockname()[1]}/"
+        with Client(url, password=password, call_timeout=0.3) as client:
+            with pytest.raises(Unavailable):
+                client.lock("a").acquire(wait=0)
+            assert not gate.is_set()
     gate.set()
 
 

@@ -247,6 +247,9 @@ def test_unreadable_answers_break_no_promise(make_case, engine) -> None:
     assert_no_promise_broken(answers, [make_case() for _ in answers], engine)
 
 
+LONG_FORGED = ("redis", "redlock", "zookeeper")
+
+
 @pytest.mark.extended
 def test_hostile_answers_break_no_promise(make_case, engine) -> None:
     answers = [
@@ -258,7 +261,12 @@ def test_hostile_answers_break_no_promise(make_case, engine) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("engine", forged.ENGINES, indirect=True)
+@pytest.mark.parametrize(
+    "engine",
+    # The long ones take half a minute to a minute.
+    [pytest.param(each, marks=[pytest.mark.faults] * (each in LONG_FORGED)) for each in forged.ENGINES],
+    indirect=True,
+)
 def test_forged_answers_break_no_promise(make_case, engine) -> None:
     assert_no_promise_broken(forged.answers_of(engine), [make_case() for _ in range(AT_ONCE)], engine, with_forged=True)
 

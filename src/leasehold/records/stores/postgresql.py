@@ -94,16 +94,16 @@ class PostgresqlStore(SqlStore):
         self._conninfo, self._password = conninfo, password
 
     def connect(self, seconds: float) -> DeadlineConnection:
-        """Connect to the first host that accepts; each gets an equal share of the time left."""
+        """Connect to the first address that accepts; each gets an equal share of the time left."""
         deadline = time.monotonic() + seconds
         credentials = {} if self._password is None else {"password": self._password.read()}
-        hosts = conninfo_attempts(conninfo_to_dict(self._conninfo, **credentials))
-        for hosts_left in range(len(hosts), 0, -1):
+        addresses = conninfo_attempts(_with_addresses(conninfo_to_dict(self._conninfo, **credentials), deadline))
+        for addresses_left in range(len(addresses), 0, -1):
             try:
-                connection = _connect_host(hosts[-hosts_left], (deadline - time.monotonic()) / hosts_left)
+                connection = _connect_within(addresses[-addresses_left], (deadline - time.monotonic()) / addresses_left)
                 break
             except psycopg.OperationalError:
-                if hosts_left == 1:
+                if addresses_left == 1:
                     raise
         connection.prepare_threshold = None  # behind a pooler the next statement may run on another session
         connection.autocommit = True
@@ -122,23 +122,27 @@ class PostgresqlStore(SqlStore):
         return error_type(f"PostgreSQL store: {server_text(error) or 'no answer in time'}")
 
 
-def _connect_host(params: Any, seconds: float) -> DeadlineConnection:
-    """Connect to the first address of a host that accepts. libpq would look up its name without a deadline."""
-    deadline, host = time.monotonic() + seconds, str(params.get("host") or "")
-    if not host or host.startswith(("/", "@")) or params.get("hostaddr"):
-        return _connect_within(params, seconds)
-    try:
-        addresses = host_names.addresses_blocking(host, seconds)
-    except OSError as error:
-        raise psycopg.OperationalError(f"cannot resolve host {host}: {error.strerror}") from error
-    for addresses_left in range(len(addresses), 0, -1):
-        share = (deadline - time.monotonic()) / addresses_left
+def _with_addresses(params: dict[str, Any], deadline: float) -> dict[str, Any]:
+    """The parameters with the addresses of their hosts: psycopg would look up names without a deadline. Each name gets
+    an equal share of the time left."""
+    hosts, ports = (str(params.get(each) or "").split(",") for each in ("host", "port"))
+    if not params.get("host") or params.get("hostaddr") or len(ports) not in (1, len(hosts)):
+        return params
+    found: list[tuple[str, str, str]] = []
+    failure: psycopg.OperationalError | None = None
+    for number, host in enumerate(hosts):
+        port, share = ports[number % len(ports)], (deadline - time.monotonic()) / (len(hosts) - number)
         try:
-            return _connect_within({**params, "hostaddr": addresses[-addresses_left]}, share)
-        except psycopg.OperationalError:
-            if addresses_left == 1:
-                raise
-    raise AssertionError("a host has at least one address")
+            named = host and not host.startswith(("/", "@"))
+            addresses = host_names.addresses_blocking(host, share) if named else [""]
+            found += [(host, address, port) for address in addresses]
+        except OSError as error:
+            failure = psycopg.OperationalError(f"cannot resolve host {host}: {error.strerror}")
+    if failure is not None and not found:
+        raise failure
+    names, hostaddr, all_ports = (",".join(column) for column in zip(*found, strict=True))
+    resolved = params | {"host": names, "hostaddr": hostaddr}
+    return resolved | {"port": all_ports} if any(ports) else resolved
 
 
 def _connect_within(params: Any, seconds: float) -> DeadlineConnection:
