@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from leasehold.cli.break_ import break_
-from leasehold.core.texts import MAX_SERVER_TEXT, escape, server_text, shell_command
+from leasehold.core.texts import MAX_SERVER_TEXT, escape, server_text, shell_command, without_credentials
 from leasehold.errors import ConfigError, NotAcquired
 from leasehold.events import Event
 from leasehold.log_lines import log_event
@@ -67,3 +67,26 @@ def test_shell_command_passes_namespace_and_name_unchanged(namespace, name) -> N
         assert arguments[:2] == ["--namespace", namespace]
     context = break_.make_context("break", arguments[3 if namespace else 1 :])
     assert (context.params["name"], context.params["token"]) == (name, 41)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("not 'redis://u:pw@host/0'", "not 'redis://***"),
+        ("a redis:/u:pw@host b", "a redis:/*** b"),
+        ("postgresql://h/d?sslpassword=pw", "postgresql://***"),
+        ("http://h?wait=5&API_KEY=pw and http://h?wait=5", "http://*** and http://h?wait=5"),
+        ("redis://user:secret", "redis://***"),
+        ("x=sqlite:/1,redis://u:pw", "x=sqlite:/1,redis://***"),
+        ("redis://host:6379/0, /tmp/a:/b, sqlite:/c", "redis://host:6379/0, /tmp/a:/b, sqlite:/c"),
+    ],
+)
+def test_urls_with_credentials_are_cut_from_messages(text, shown) -> None:
+    assert without_credentials(text) == shown
+
+
+@pytest.mark.parametrize("piece", ["a", "?", "?key", ":/", "a:/", "a://b?c&"])
+def test_credentials_are_looked_for_in_linear_time(piece) -> None:
+    """It may be a text of a hostile server. A pattern with nested repetitions took hours for this."""
+    text = f"a:/{piece * 50_000}"
+    assert without_credentials(text).startswith("a:/")

@@ -17,17 +17,32 @@ __all__ = ["MAX_SERVER_TEXT", "escape", "server_text", "shell_command", "without
 
 MAX_SERVER_TEXT: Final = 200  # characters of a server's text that are shown
 
-# A URL with a user's part, or with an option for a password. A path has only one of the slashes.
-_URL_WITH_PASSWORD: Final = re.compile(
-    r"([a-z][a-z0-9+.-]*://?)(?=\S*@|[^\s/:]*:[^\s/0-9]|\S*[?&][^\s=]*(?:pass|secret|token|key)[^\s=]*=)\S+",
-    re.IGNORECASE,
-)
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,30}://?", re.IGNORECASE)  # a path has only one of the slashes
+_USER_AND_PASSWORD: Final = re.compile(r"[^/:]*:[^/0-9]")
+_SECRET_OPTIONS: Final = ("pass", "secret", "token", "key")
 
 
 def without_credentials(text: str) -> str:
     """The text of a message without URLs that have a password: an error repeats the value it refuses, and someone may
     have put an engine's URL into the variable of a file."""
-    return _URL_WITH_PASSWORD.sub(r"\1***", text) if ":/" in text else text
+    return re.sub(r"\S+", _cut_credentials, text) if ":/" in text else text
+
+
+def _cut_credentials(word: re.Match[str]) -> str:
+    """In a time that grows with the length of the word: it may be a text of a hostile server."""
+    text = word[0]
+    for number, scheme in enumerate(_SCHEME.finditer(text)):
+        begin = scheme.end()
+        # What is anywhere behind the first scheme is not looked for again behind the others.
+        if (not number and _names_credentials(text[begin:])) or _USER_AND_PASSWORD.match(text, begin):
+            return f"{text[:begin]}***"
+    return text
+
+
+def _names_credentials(text: str) -> bool:
+    """Whether a part of a URL has a user's part, or an option for a password."""
+    options = (part.lower().partition("=") for part in re.split("[?&]", text)[1:])
+    return "@" in text or any(equals and any(word in name for word in _SECRET_OPTIONS) for name, equals, _ in options)
 
 
 def server_text(text: object) -> str:

@@ -62,8 +62,8 @@ def send_request(
 ) -> HTTPResponse:
     """The response. Raises `urllib.error.HTTPError` if it is not a success.
 
-    It must be complete within the timeout, which begins anew with the connection, the request and the response. A body
-    may take longer if it comes with `min_rate` bytes per second.
+    The connection must be made within the timeout, the request sent within another, and the response complete within a
+    third. A body may take longer if it comes with `min_rate` bytes per second.
     """
     request = urllib.request.Request(url, body, dict(headers), method=method)  # noqa: S310  # the scheme was checked
     opener = urllib.request.build_opener(_NoRedirect, _Http(tls, min_rate))

@@ -32,7 +32,7 @@ MAX_HEADERS: Final = 100
 MAX_PIPELINED: Final = 16  # requests that wait behind one that is being answered
 LINGER: Final = 1.0  # seconds in which a refused caller can read why, before the connection is closed
 _MAX_UNSENT: Final = 16 * 1024  # bytes of an answer that are not counted; over TLS it would be half a megabyte
-_MAX_LINGERING: Final = 100  # connections above the limit that are told so; further ones are closed at once
+_MAX_LINGERING: Final = 100  # connections above the limit that get an answer; further ones are closed at once
 _MAX_DISCARDED: Final = 1024 * 1024  # bytes of a refused caller that are read and dropped
 
 # Headers that must not be repeated: two parsers could choose different ones.

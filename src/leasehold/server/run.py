@@ -52,8 +52,8 @@ _SEND_BUFFER: Final = 64 * 1024  # bytes of one connection in the kernel: else m
 _KEEP_ALIVE: Final = 75  # seconds that an idle connection stays open: longer than common proxies keep theirs
 _DRAIN_SECONDS: Final = 10.0
 _REFRESH_INTERVAL: Final = 0.5  # seconds between two checks of the key file and the certificates; two must agree
-# Open files besides admitted connections: the engine's, logs, libraries; refused callers, of which a hundred are told
-# why; and what is accepted in one turn before it is refused.
+# Open files besides those of admitted connections: of the engine, logs and libraries; of up to a hundred callers who
+# are told that they are refused; and of connections that were accepted and are not refused yet.
 _OTHER_FILES: Final = 256
 
 
