@@ -15,7 +15,7 @@ from leasehold.server.protocol import Rules, protocol_for
 
 class Echo:
     """Answers with the path, the headers and the body. `/slow` waits until `gate` is set or the caller is gone,
-    `/large` has an answer of 2 MB, and that of `/endless` does not end."""
+    `/large` has an answer of 8 MB, which no kernel takes at once, and that of `/endless` does not end."""
 
     def __init__(self):
         self.requests, self.gate, self.hung_up = [], threading.Event(), threading.Event()
@@ -47,7 +47,7 @@ class Echo:
             "path": scope["path"],
             "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]],
             "body": len(body),
-            "large": "x" * (2_000_000 if scope["path"] == "/large" else 0),
+            "large": "x" * (8_000_000 if scope["path"] == "/large" else 0),
             "names": list(certificate_names(scope)),
         }
         sent = json.dumps(answer).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,16 +131,20 @@ def unsent_bytes(protocol: Protocol) -> int:
     return protocol.transport.get_write_buffer_size() if protocol._write_timer is not None else 0
 
 
-def let_write_time_pass(protocol: Protocol) -> None:
-    """As if `write_seconds` had passed since the caller stopped reading, or since the last call. From any thread."""
-    timer = protocol._write_timer
-    assert timer is not None
+def let_write_time_pass(protocol: Protocol) -> bool:
+    """As if `write_seconds` had passed since the caller stopped reading, or since the last call; False: it reads.
 
-    def pass_time() -> None:
+    From any thread but the loop's own. All of it happens in the loop: the connection may end at any moment.
+    """
+
+    async def pass_time() -> bool:
+        if (timer := protocol._write_timer) is None:
+            return False
         timer.cancel()
         protocol._check_reading()
+        return True
 
-    protocol.loop.call_soon_threadsafe(pass_time)
+    return asyncio.run_coroutine_threadsafe(pass_time(), protocol.loop).result(10)
 
 
 def reads_no_more(protocol: Protocol) -> bool:
