@@ -88,15 +88,15 @@ class ServerRow(NamedTuple):
 
 
 def overview(data: PageData, health: Health | None, server: str, missing: Sequence[str]) -> Context:
-    held = sum(each.state == "held" for lock in data.locks for each in lock.holders)
+    locks_held = sum(lock.state == "held" for lock in data.locks)
     waiting = sum(len(lock.queue) for lock in data.locks)
     warnings = _warnings(data, health)
-    lede = _lede(sum(lock.state == "held" for lock in data.locks), waiting, len(warnings))
+    lede = _lede(locks_held, waiting, len(warnings))
     return {
         "lede": lede,
         "under": _under(data),
         "warnings": warnings[:MAX_WARNINGS],
-        "strip": _strip(data, held, waiting),
+        "strip": _strip(data, locks_held, waiting),
         "charts": _charts(data, waiting),
         "worst": _worst(data),
         "groups": [_group(each) for each in data.stats.groups[:8]] if data.stats is not None else [],
@@ -132,7 +132,7 @@ def _under(data: PageData) -> str:
     if not oldest:
         return f"{what} {where}."
     most = f"{rough / 60:.0f} min" if rough and rough > 60 else f"{rough} s" if rough else duration(oldest)
-    return f"{what} {where}. No caller has waited for longer than {most}."
+    return f"{what} {where}. The longest wait under way is at most {most}."
 
 
 # ------------------------------------------------------------ what needs attention
@@ -270,10 +270,11 @@ def _errors(buckets: Sequence[Bucket]) -> float:
     )
 
 
-def _strip(data: PageData, held: int, waiting: int) -> list[Cell]:
+def _strip(data: PageData, locks_held: int, waiting: int) -> list[Cell]:
+    leases = sum(each.state == "held" for lock in data.locks for each in lock.holders)
     queues = sum(bool(lock.queue) for lock in data.locks)
     cells = [
-        Cell("Held now", f"{held:,}", "", Markup("")),
+        Cell("Leases now", f"{leases:,}", f"on {counted(locks_held, 'lock')}" if leases else "", Markup("")),
         Cell("Waiting now", f"{waiting:,}", f"in {counted(queues, 'queue')}" if queues else "", Markup("")),
     ]
     stats = data.stats
