@@ -57,8 +57,14 @@ def _remove_if_own(folder: str, owner: int) -> None:
 
 def _has_room(folder: str) -> bool:
     with suppress(OSError):
-        return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > _ROOM
+        return os.access(folder, os.W_OK) and min(shutil.disk_usage(folder).free, _free_memory()) > _ROOM
     return False
+
+
+def _free_memory() -> int:
+    """Bytes. A folder in memory may be as large as all of the memory, however little of it is left."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def sweep(parents: Iterable[str] = (MEMORY, tempfile.gettempdir())) -> None:

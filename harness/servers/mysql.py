@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pymysql
 from pymysql.constants import ER
@@ -16,6 +16,8 @@ from harness.servers.fake_clock import FakeClock
 from harness.servers.folders import scratch
 from harness.servers.process import Server, free_ports, program
 from harness.servers.shared import shared
+
+_LOG_SIZE: Final = "--innodb-log-file-size=16M"  # of 96, which many servers at once would keep in memory
 
 
 class MariaDB(Server):
@@ -43,7 +45,8 @@ class MariaDB(Server):
                 f"--pid-file={folder}/pid",
                 f"--tmpdir={folder}",
             ),
-            *("--innodb-buffer-pool-size=32M", "--skip-log-bin", "--performance-schema=OFF", "--max-connections=500"),
+            *("--innodb-buffer-pool-size=32M", _LOG_SIZE, "--skip-log-bin", "--performance-schema=OFF"),
+            "--max-connections=500",
             *(f"--{setting}" for setting in self._settings),
         ]
 
@@ -106,7 +109,7 @@ def _new_data() -> str:
     install = program("mariadb-install-db", package=MariaDB.package)
     data = os.path.join(scratch(), "my", "data")
     _make_folder(os.path.dirname(data))
-    command = [install, "--no-defaults", f"--datadir={data}", "--skip-test-db"]
+    command = [install, "--no-defaults", f"--datadir={data}", "--skip-test-db", _LOG_SIZE]
     command.append("--auth-root-authentication-method=normal")
     if os.getuid() == 0:
         command.append("--user=mysql")

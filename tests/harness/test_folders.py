@@ -12,6 +12,7 @@ import pytest
 
 from harness.servers.folders import MEMORY, scratch, sweep
 from harness.servers.redis import CAN_FAKE_CLOCK, RedisServer
+from tests.support import probe_harness
 from tests.support.paths import child_environment
 
 OWNER = "import harness.servers.folders as f; print(f.scratch(), flush=True); input()"
@@ -81,6 +82,12 @@ def test_killed_server_with_a_fake_clock_leaves_no_file() -> None:
     assert own
     server.kill()
     assert [name for name in own if os.path.exists(os.path.join(MEMORY, name))] == []
+
+
+def test_folder_is_on_the_disk_if_little_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the servers of two runs at once fill it, and the kernel kills somebody's program."""
+    probe_harness.set_free_memory(monkeypatch, 1 << 30)
+    assert scratch().startswith(f"{tempfile.gettempdir()}/")
 
 
 def test_folder_of_a_measurement_is_on_the_disk() -> None:

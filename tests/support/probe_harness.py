@@ -7,6 +7,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from harness.servers import folders
 from harness.servers.proxy import Proxy
 
 
@@ -30,3 +33,8 @@ def hold_back(proxy: Proxy, text: bytes) -> list[Callable[[], Any]]:
 def delayed_requests(proxy: Proxy) -> list[Any]:
     """Those that the proxy has received and will forward later."""
     return proxy._delayed
+
+
+def set_free_memory(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """As if the machine had this many bytes left."""
+    monkeypatch.setattr(folders, "_free_memory", lambda: free)
