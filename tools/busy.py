@@ -49,6 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make busy")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--loops", type=int, default=4)
+    parser.add_argument("--others", type=int, default=0, help="busy loops of another `make busy` beside this one")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append a line of JSON after each run")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="say what the recorded runs have shown, run none")
     options, pytest_arguments = parser.parse_known_args()
@@ -59,7 +60,7 @@ def main() -> int:
     results = []
     try:
         for _ in range(options.runs):
-            run, last_line = run_tests(pytest_arguments, options.loops)
+            run, last_line = run_tests(pytest_arguments, options.loops + options.others)
             results.append((run.code, last_line))
             if options.record is not None:
                 append(options.record, run)
@@ -70,7 +71,7 @@ def main() -> int:
     for number, (code, last_line) in enumerate(results, 1):
         print(f"run {number}: exit code {code}, {last_line}")
     failed = sum(code != 0 for code, _ in results)
-    print(f"{failed} of {len(results)} runs failed beside {options.loops} busy loops")
+    print(f"{failed} of {len(results)} runs failed beside {options.loops + options.others} busy loops")
     return int(failed > 0)
 
 
