@@ -96,11 +96,15 @@ class ZookeeperStore(EngineStore):
             operations = (Delete(f"{path}/{stored.record.version}", -1), version_node, SetData(path, value, -1))
         while True:
             (reply,) = await self._pipeline(deadline, Transaction(operations))
-            errors = [result for result in reply.get() if isinstance(result, Exception)]
-            if not errors:
+            results = reply.get()
+            errors = [result for result in results if isinstance(result, Exception)]
+            if not errors and len(results) == len(operations):
                 return True
             # The other operations of the transaction have errors, too: they were rolled back, or never begun.
-            cause = next(error for error in errors if not isinstance(error, RolledBackError | RuntimeInconsistency))
+            causes = [error for error in errors if not isinstance(error, RolledBackError | RuntimeInconsistency)]
+            if not causes:
+                raise Unavailable("the reply of ZooKeeper does not fit the operations", engine="zookeeper")
+            cause = causes[0]
             if not isinstance(cause, NoNodeError | NodeExistsError):
                 raise map_error(cause) from cause
             if stored is not None:
