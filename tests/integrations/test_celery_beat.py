@@ -147,6 +147,16 @@ def test_entry_that_cannot_be_sent_does_not_stop_the_others(beats) -> None:
     assert beats.run(leader, after=10) == 1
 
 
+def test_closed_beat_ends_instead_of_leading_again(beats) -> None:
+    """A signal that interrupts a destructor closes it, and the SystemExit of the handler is ignored by Python."""
+    closed, standby = beats.start(), beats.start()
+    beats.run(closed)
+    closed.close()
+    with pytest.raises(SystemExit):
+        beats.run(closed, after=10)
+    assert beats.run(standby) == 1
+
+
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("number", range(4))
 def test_unknown_outcome_of_a_write_does_not_send_twice(beats, monkeypatch, number, written) -> None:

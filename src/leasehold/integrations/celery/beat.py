@@ -49,6 +49,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
         self._version = ""
         self._sending: dict[str, str] | None = None  # the tick whose sending has begun: its entry and task id
         self._sent_id = ""  # the last that this process has sent
+        self._closed = False
         super().__init__(app, *args, **kwargs)
 
     @property
@@ -57,6 +58,8 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
 
     def tick(self, *_: Any, **__: Any) -> float:
         """Send one due entry, if this beat leads. Returns the seconds until it should be called again."""
+        if self._closed:  # by beat's signal handler, whose own SystemExit is lost if a destructor was interrupted
+            raise SystemExit
         try:
             if self._lease is None or not self._lease.held:
                 self._take_over()
@@ -72,6 +75,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]  # Celery has no types
 
     def close(self) -> None:
         """Release the lock: a stand-by goes on at once."""
+        self._closed = True
         self._step_down()
         super().close()
 
