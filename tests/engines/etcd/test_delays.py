@@ -106,23 +106,24 @@ def test_delay_is_waited_out_when_history_is_compacted(url, make_driver, member,
 
 @pytest.mark.parametrize("late", [False, True])
 def test_waiter_that_gives_up_hands_the_delay_to_the_next_waiter(
-    url, member, prefix, claims, revoke_lease_of, start_waiter, eventually, late
+    url, member, prefix, claims, revoke_lease_of, make_driver, eventually, late
 ) -> None:
     """The first waiter gives up while it waits out a delay. The waiters behind it have not seen the vanished holder."""
-    with Client(url) as holder_client, Client(url) as first_client, Client(url) as last_client:
-        lease = holder_client.lock("job", ttl=60, delay=DELAY).acquire()
-        (key,) = claims()
-        first = start_waiter(first_client, lock=first_client.lock("job", wait=1.0))
-        last = None if late else start_waiter(last_client)
-        began = revoke_lease_of(key)
-        eventually(lambda: remaining_delays(member, prefix)[0] > 0)
-        last = last or start_waiter(last_client)
-        waited = last.wait_granted() - began
-        assert waited >= DELAY
-        check_seconds(waited, 1.0 + DELAY + 2)
-        first.thread.join(60)
-        assert first.errors
-        assert not lease.held
+    holder, first, last = make_driver(url), make_driver(url), make_driver(url)
+    holder.acquire(holder.claim(delay=DELAY))
+    (key,) = claims()
+    first_claim, last_claim = first.claim(queue=True), last.claim(queue=True)
+    assert isinstance(first.attempt(first_claim), Busy)
+    if not late:
+        assert isinstance(last.attempt(last_claim), Busy)
+    began = revoke_lease_of(key)
+    eventually(lambda: isinstance(first.attempt(first_claim), Grant) or remaining_delays(member, prefix)[0] > 0)
+    if late:
+        last.attempt(last_claim)
+    first.release(first_claim)
+    assert granted_within(last, last_claim, 60.0)
+    assert time.monotonic() - began >= DELAY
+    check_elapsed(began, 1.0 + DELAY + 2)
 
 
 def remaining_delays(member, prefix: str) -> list[float]:

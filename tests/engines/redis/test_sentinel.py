@@ -30,6 +30,12 @@ def fail_over(sentinel_setup: SentinelSetup) -> None:
     before = sentinel_setup.sentinels[0].primary()
     sentinel_setup.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
     poll(lambda: sentinel_setup.sentinels[0].primary() != before, 60, lambda: "the sentinel reports another primary")
+    # Until then it takes writes that nobody will ever see.
+    poll(
+        lambda: {"master", "slave"} == {each.info("replication")["role"] for each in sentinel_setup.all[:2]},
+        60,
+        lambda: "the old primary is demoted",
+    )
 
 
 def wait_until_promoted(sentinel_setup: SentinelSetup) -> None:
@@ -194,7 +200,7 @@ def test_waiter_is_woken_at_the_new_primary(sentinel_setup) -> None:
         Client(sentinel_setup.url(), call_timeout=60) as holder,
         Client(sentinel_setup.url(), call_timeout=60) as other,
     ):
-        lease = holder.lock("job", ttl=120).acquire()
+        lease = holder.lock("job", ttl=40).acquire()  # another failover, on a busy machine, costs the ttl
         grants = []
         waiter = threading.Thread(target=lambda: grants.append(other.lock("job", wait=120).acquire()))
         waiter.start()
