@@ -11,6 +11,7 @@ from harness.rigs.redlock import RedlockRig
 from harness.servers.proxy import Proxy
 from harness.servers.redlock import RedlockNodes
 from leasehold.testing.conformance.suite import rig_or_skip
+from tests.support.node_proxy import NodeProxy
 
 
 @pytest.fixture
@@ -43,3 +44,11 @@ def proxied_nodes(nodes: RedlockNodes) -> Iterator[tuple[str, list[Proxy]]]:
     yield url, proxies
     for proxy in proxies:
         proxy.close()
+
+
+@pytest.fixture
+def proxied_node(nodes: RedlockNodes) -> Iterator[tuple[str, NodeProxy]]:
+    """A URL that leads to the first node through a proxy, and the proxy."""
+    proxy = NodeProxy(nodes.all[0].port)
+    yield nodes.url.replace(f":{nodes.all[0].port}", f":{proxy.port}"), proxy
+    proxy.close()

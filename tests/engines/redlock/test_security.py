@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.support import probe
 from tests.support.paths import ROOT
 
 PASSWORD = "pa:ss/w@rd,?%"
+MEMORY = 32 * 1024 * 1024  # bytes that a server can make a client keep
 
 
 QUOTED = "pa%3Ass%2Fw%40rd%2C%3F%25"
@@ -125,3 +127,24 @@ def test_tls_works_with_ca_certificate_and_fails_without(tmp_path) -> None:
             client.lock("job").acquire()
     finally:
         nodes.close()
+
+
+def test_long_replies_to_missed_releases_end_the_connection(proxied_node, wait_until) -> None:
+    """One hostile node could fill the client's memory: 1.7 GB within seconds."""
+    url, proxy = proxied_node
+
+    def answer(data: bytes) -> Iterator[bytes]:
+        if b"\r\nINFO\r\n" in data:
+            yield b"$25\r\nredis_version:7\r\nrun_id:x\r\n*2\r\n$11\r\nappendfsync\r\n$6\r\nalways\r\n"
+        yield from [b"$1000000\r\n" + b"x" * 1_000_000 + b"\r\n"] * data.count(b"\r\nEVALSHA\r\n")
+
+    with Client(url, call_timeout=20) as client:
+        client.lock("job").acquire().release()
+        wait_until(lambda: proxy.subscribed)
+        proxy.answer = lambda _: iter(())
+        for _ in range(200):
+            client.lock("job").acquire().release()
+        proxy.answer = answer
+        proxy.hang_up()  # the client subscribes again
+        wait_until(lambda: proxy.refused or proxy.sent > MEMORY)
+    assert proxy.sent < MEMORY

@@ -77,3 +77,18 @@ def test_majority_reservation_is_not_delayed_by_recheck_times(nodes, make_driver
     probe_redlock.schedule_majority_recheck(driver.engine, driver.registry, claim.id_hash, 3, now + 20, now)
     assert waiter.recheck_at is not None
     assert waiter.recheck_at < now + 20
+
+
+def test_node_without_new_connections_delays_no_notification(nodes, proxied_node, wait_until) -> None:
+    """The thread that listens to all nodes waited, for `call_timeout`, for a connection on which to send the releases
+    that this node had missed. With one such node of three, each hand-off took more than four seconds."""
+    url, proxy = proxied_node
+    with Client(nodes.url) as operator, Client(url, call_timeout=600) as client:
+        lease = client.lock("job", ttl=600).acquire()
+        wait_until(lambda: proxy.subscribed)
+        before, proxy.answer = proxy.accepted, lambda _: iter(())
+        client.lock("other").acquire().release()
+        wait_until(lambda: proxy.accepted > before)
+        assert probe_redlock.nodes(client)[0].missed_releases
+        assert operator.break_lock("job", token=lease.token)
+        wait_until(lambda: lease.state == "LOST", 60)

@@ -7,7 +7,6 @@ import sys
 import threading
 
 import pytest
-from kazoo.exceptions import RolledBackError
 from kazoo.security import make_acl
 
 from harness.rigs import etcd, redis_ha, zookeeper
@@ -309,22 +308,6 @@ def test_connection_lost_at_any_step_of_a_write_is_unavailable(zookeeper_runner,
             outcomes.append("unavailable")
     assert outcomes[:4] == [True, "unavailable", "unavailable", "unavailable"]  # the read is repeated
     assert outcomes[4:] == [True] * 7  # the record is written
-
-
-@pytest.mark.parametrize("results", [[], ["/a"], [RolledBackError(), RolledBackError()]])
-def test_zookeeper_results_that_do_not_fit_the_write_are_unavailable(zookeeper_runner, key, monkeypatch, results):
-    """No results counted as written, and a roll-back without a cause left as StopIteration."""
-    pipeline = getattr(*probe_records.PIPELINE.of(zookeeper_runner.store))
-
-    async def reply_instead(deadline, *requests):
-        replies = await pipeline(deadline, *requests)
-        if type(requests[0]).__name__ == "Transaction":
-            replies[0].value = results
-        return replies
-
-    monkeypatch.setattr(*probe_records.PIPELINE.of(zookeeper_runner.store), reply_instead)
-    with pytest.raises(Unavailable, match="does not fit"):
-        run_sync(zookeeper_runner.write(key, record()))
 
 
 def test_expired_zookeeper_records_are_swept(zookeeper_runner, kazoo, monkeypatch):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from kazoo.protocol.serialization import Delete
 
 from harness.servers.hostile import Answer, HostileProxy, answers_of
 from harness.servers.process import poll
@@ -23,6 +25,7 @@ from leasehold.records.store import MAX_DATA, Record
 from leasehold.runtime.base import maybe_await, run_sync
 from tests.records.stores.conftest import PERSISTENT
 from tests.support.certificates import Authority
+from tests.support.multi_forger import END, MultiForger, failed
 from tests.support.password_thief import GREETING, SECRET, SWITCHES, PasswordThief
 from tests.support.repeating_proxy import RepeatingProxy
 from tests.support.timing import check_elapsed
@@ -149,6 +152,36 @@ def test_reply_sent_twice_is_not_taken_for_the_next(which, at_once, server, key)
         assert read("taken") == theirs
         run_sync(maybe_await(store.close() or 0))
     repeating.close()
+    path.close()
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        END,
+        failed(0) * 2 + END,
+        failed(-2) * 2 + END,
+        struct.pack(">i?i", Delete.type, False, -1) * 2 + END,
+        failed(-101) * 3 + END,
+        failed(-101) * 2,
+    ],
+    ids=["none", "rolled back", "not begun", "other operations", "too many", "cut off"],
+)
+def test_results_that_do_not_fit_a_zookeeper_record_are_no_answer(results, server, key):
+    """The first and the fourth counted as written, the second and the third raised RuntimeError, and a server could
+    send so many that they took 90 MB."""
+    path = server("zookeeper").path()
+    forger = MultiForger(path.proxies[0].port)
+    record = Record(os.urandom(16).hex(), b"1")
+    with Client("memory://") as client:
+        store: Any = stores.open_store(client, path.url.replace(f":{path.proxies[0].port}", f":{forger.port}"))
+        assert run_sync(store.write(f"{key}-first", record, "", None, PATIENT))
+        forger.results = results
+        with pytest.raises(Unavailable, match="invalid reply"):
+            run_sync(store.write(key, record, "", None, PATIENT))
+        forger.results = None
+        run_sync(maybe_await(store.close() or 0))
+    forger.close()
     path.close()
 
 

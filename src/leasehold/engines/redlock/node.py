@@ -1,7 +1,7 @@
 """One node: an independent Redis server, its backoff, and the releases it missed.
 
 After a node did not answer, the client skips it for a while, so that it delays one call and not every call. On a new
-connection the client first sends the releases that the node missed.
+connection the client first sends releases that the node missed, the latest ones.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _log = logging.getLogger("leasehold.redlock")
 _MIN_BACKOFF: Final = 0.1  # seconds after the first failure; longer after each further one
 _MAX_BACKOFF: Final = 5.0
 _MAX_MISSED_RELEASES: Final = 10_000  # beyond that, votes are left to expire
+_MAX_RELEASES_AT_ONCE: Final = 128  # on a new connection: the replies to all of them are in memory
 
 
 class RedlockNode(RedisEndpoint):
@@ -88,7 +89,7 @@ class RedlockNode(RedisEndpoint):
     def _missed_release_calls(self) -> list[tuple[str, bytes, bytes]]:
         """Id hash, release, and request of each. The first request carries the script's text: a restarted node has
         forgotten the script."""
-        missed, script = snapshot_items(self.missed_releases), self._release_script
+        missed, script = snapshot_items(self.missed_releases)[-_MAX_RELEASES_AT_ONCE:], self._release_script
         return [
             (id_hash, release, release if index or script is None else as_eval(script, release))
             for index, (id_hash, release) in enumerate(missed)

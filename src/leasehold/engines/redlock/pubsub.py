@@ -26,13 +26,14 @@ from leasehold.engines.registry import ClaimRegistry, make_unknown_claim, snapsh
 from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError
 from leasehold.runtime.base import Runtime
-from leasehold.runtime.net.fanout_blocking import ConnectionGroup, FanoutRequests, WaitPolicy
+from leasehold.runtime.net.fanout_blocking import ConnectionGroup
 
 _log = logging.getLogger("leasehold.redlock")
 
 _SPLIT_VOTE_DELAY: Final = 0.05  # seconds to wait for more nodes, if fewer than a majority have reserved
 _MAJORITY_DELAY: Final = 0.005  # the same once a majority has: the release is on its way to the other nodes
 _MISSED_RELEASE_DELAY: Final = 0.2  # seconds for a node to recover, before it gets the releases it missed
+_RELEASES_PAUSE: Final = 1.0  # seconds after a node did not take the releases it missed
 _MAX_SLEEP: Final = 1.0  # seconds between checks whether the client still exists
 
 
@@ -42,6 +43,7 @@ class _NodeSubscription:
     def __init__(self) -> None:
         self.active = self.awaiting_reply = self.uncounted = False
         self.due_at, self.failures = 0.0, 0  # due_at: when to subscribe, ping or give up
+        self.releases_sent, self.releases_due_at = 0, 0.0  # missed, on a connection of their own; due_at: as above
 
 
 class NodeSubscriptions(PubSubListener):
@@ -110,17 +112,24 @@ class NodeSubscriptions(PubSubListener):
 
     async def _listen(self, runtime: Runtime, stop_flag: list[bool]) -> None:
         self._node_subscriptions = [_NodeSubscription() for _ in self._nodes]  # after an error, subscribe again
-        connections = self._node_connections = ConnectionGroup(self._nodes, new_reader(self._nodes), runtime.now)
+        # Two connections to each node: the second, numbered behind all nodes, sends the releases that it missed.
+        connections = ConnectionGroup([*self._nodes, *self._nodes], new_reader(self._nodes), runtime.now)
+        self._node_connections = connections
         try:
             while not stop_flag and (registry := self._registry_ref()) is not None:
                 now = runtime.now()
                 for index, subscription in enumerate(self._node_subscriptions):
                     if subscription.due_at <= now:
                         self._maintain_node(connections, index, subscription, registry.client_id, runtime)
+                    if subscription.releases_sent and subscription.releases_due_at <= now:
+                        self._on_releases_end(connections, index, runtime)
                 del registry
                 due = min(subscription.due_at for subscription in self._node_subscriptions)
                 for index, reply in connections.receive(min(max(due - runtime.now(), 0.0), _MAX_SLEEP)):
-                    self._on_node_reply(index, reply, runtime)
+                    if index < len(self._nodes):
+                        self._on_node_reply(connections, index, reply, runtime)
+                    else:
+                        self._on_releases_end(connections, index - len(self._nodes), runtime)
         finally:
             self._node_connections = None
             connections.close()
@@ -156,7 +165,7 @@ class NodeSubscriptions(PubSubListener):
         subscription.due_at = runtime.now() + backoff(subscription.failures, 0.02, 1.0, 0.5 + runtime.random() / 2)
         self._update_majority()
 
-    def _on_node_reply(self, index: int, reply: Any, runtime: Runtime) -> None:
+    def _on_node_reply(self, connections: ConnectionGroup, index: int, reply: Any, runtime: Runtime) -> None:
         subscription, registry = self._node_subscriptions[index], self._registry_ref()
         if not isinstance(reply, list | Exception):
             reply = hiredis.ReplyError("the server sent a reply that is not a message")
@@ -167,13 +176,13 @@ class NodeSubscriptions(PubSubListener):
                 else logging.DEBUG
             )
             log_once(_log, level, f"push notifications from {self._nodes[index]} unavailable: {reply}")
-            if isinstance(reply, hiredis.ReplyError) and self._node_connections is not None:
-                self._node_connections.drop(index)
+            if isinstance(reply, hiredis.ReplyError):
+                connections.drop(index)
             self._on_node_disconnect(subscription, runtime)
             return
         subscription.awaiting_reply, subscription.due_at = False, runtime.now() + HEARTBEAT_INTERVAL
         if self._nodes[index].missed_releases:
-            self._send_missed_releases(index, runtime)
+            self._send_missed_releases(connections, index, runtime)
         if registry is None or len(reply) < 2:
             return
         if reply[0] == self._pubsub_commands.subscribe.lower().encode():
@@ -184,16 +193,28 @@ class NodeSubscriptions(PubSubListener):
         elif reply[0] == b"message" and len(reply) == 3 and isinstance(reply[2], bytes):
             self._on_node_notification(registry, index, reply[2], runtime.now())
 
-    def _send_missed_releases(self, index: int, runtime: Runtime) -> None:
+    def _send_missed_releases(self, connections: ConnectionGroup, index: int, runtime: Runtime) -> None:
         """The node is back and has missed releases. A new connection sends them first, and other calls may not open one
-        for long."""
-        connections = ConnectionGroup(self._nodes, new_reader(self._nodes), runtime.now)
-        deadline = runtime.now() + self._call_timeout
-        requests = FanoutRequests({index: encode_command("PING")})
+        for long. This thread does not wait for it: the node may answer on old connections only."""
+        subscription, now = self._node_subscriptions[index], runtime.now()
+        if subscription.releases_sent or now < subscription.releases_due_at:
+            return
+        subscription.releases_sent = len(self._nodes[index].missed_releases)
+        subscription.releases_due_at = now + self._call_timeout
         try:
-            connections.request_all(requests, 1, WaitPolicy(deadline, deadline, bool))
-        finally:
-            connections.close()
+            connections.send(len(self._nodes) + index, encode_command("PING"))
+        except OSError as error:
+            _log.debug("missed releases not sent to %s: %s", self._nodes[index], error)
+            self._on_releases_end(connections, index, runtime)
+
+    def _on_releases_end(self, connections: ConnectionGroup, index: int, runtime: Runtime) -> None:
+        """The node has answered, or its time is over. If it took some of the releases, send the next ones."""
+        subscription, missed = self._node_subscriptions[index], len(self._nodes[index].missed_releases)
+        connections.drop(len(self._nodes) + index)
+        took_some, subscription.releases_sent = missed < subscription.releases_sent, 0
+        subscription.releases_due_at = 0.0 if took_some else runtime.now() + _RELEASES_PAUSE
+        if took_some and missed:
+            self._send_missed_releases(connections, index, runtime)
 
     def _update_majority(self) -> None:
         """Push is active if a majority of the nodes has a subscription."""

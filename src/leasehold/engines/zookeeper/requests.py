@@ -1,17 +1,20 @@
-"""Reading requests whose replies are checked while they are decoded. kazoo's own decode as many children as a server
-announces, and return None for a text or data that the server left out; these raise ValueError."""
+"""Requests whose replies are checked while they are decoded. kazoo's own decode as many children, and results of a
+transaction, as a server sends, and return None for a text or data that the server left out; these raise ValueError."""
 
 from __future__ import annotations
 
 import struct
 from typing import Any, ClassVar, Final
 
+from kazoo.exceptions import EXCEPTIONS
 from kazoo.protocol import serialization
-from kazoo.protocol.serialization import int_struct, stat_struct
+from kazoo.protocol.serialization import MultiHeader, int_struct, stat_struct
 from kazoo.protocol.states import ZnodeStat
 
 MAX_CHILDREN: Final = 50_000  # of one node: parsed, each takes up to 400 bytes
 _MAX_FEW: Final = 500
+_FAILED: Final = -1  # the type of a result of a transaction
+_NOT_BEGUN: Final = (0, -2)  # errors of the other operations: rolled back, or not begun
 _MAX_SHORT: Final = 16_384  # bytes; what a claim says of itself has less than half of that
 
 
@@ -64,6 +67,43 @@ class Create2(serialization.Create2):  # type: ignore[misc]
     def deserialize(cls, reply: bytes, offset: int) -> tuple[str, ZnodeStat]:
         path, offset = _read_text(reply, offset)
         return path, _read_stat(reply, offset)
+
+
+class Transaction(serialization.Transaction):  # type: ignore[misc]
+    """All of its operations are applied, or none. The reply is a list, as kazoo expects: empty, or with the error of the
+    operation that failed."""
+
+    def deserialize(self, reply: bytes, offset: int) -> list[Exception]:
+        errors = []
+        for operation in self.operations:
+            kind, offset = _read_result_header(reply, offset)
+            if kind == _FAILED:
+                number, offset = _read_int(reply, offset)
+                errors.append(number)
+            elif kind != operation.type:
+                raise ValueError(f"a result of type {kind}")
+            elif kind == serialization.Create.type:
+                offset = _read_text(reply, offset)[1]
+            elif kind == serialization.SetData.type:
+                _read_stat(reply, offset)
+                offset += stat_struct.size
+        if _read_result_header(reply, offset)[0] is not None:
+            raise ValueError("more results than operations")
+        if not errors:
+            return []
+        for number in errors if len(errors) == len(self.operations) else ():
+            if number in EXCEPTIONS and number not in _NOT_BEGUN:
+                return [EXCEPTIONS[number]()]
+        raise ValueError("a refusal without a reason")
+
+
+def _read_result_header(reply: bytes, offset: int) -> tuple[int | None, int]:
+    """The type of the next result of a transaction. None: there are no more."""
+    try:
+        header, offset = MultiHeader.deserialize(reply, offset)
+    except struct.error as error:
+        raise ValueError("truncated") from error
+    return (None if header.done else header.type), offset
 
 
 def _read_children(reply: bytes, offset: int, max_count: int) -> tuple[list[str], int]:

@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
-from kazoo.protocol.serialization import Create, Delete, SetData, Transaction
+from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.protocol.serialization import Create, Delete, SetData
 
 from leasehold.engines.zookeeper.attempt import create_root
 from leasehold.engines.zookeeper.engine import ZookeeperEngine
 from leasehold.engines.zookeeper.kazoo_adapter import Reply, ZookeeperConnectionLost, map_error
 from leasehold.engines.zookeeper.nodes import ROOT
-from leasehold.engines.zookeeper.requests import Create2, GetChildren, GetData
+from leasehold.engines.zookeeper.requests import Create2, GetChildren, GetData, Transaction
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.records.store import Record
 from leasehold.records.stores.engine_store import EngineStore, encode_record, parse_record
@@ -96,15 +96,9 @@ class ZookeeperStore(EngineStore):
             operations = (Delete(f"{path}/{stored.record.version}", -1), version_node, SetData(path, value, -1))
         while True:
             (reply,) = await self._pipeline(deadline, Transaction(operations))
-            results = reply.get()
-            errors = [result for result in results if isinstance(result, Exception)]
-            if not errors and len(results) == len(operations):
+            if not (refused_by := reply.get()):
                 return True
-            # The other operations of the transaction have errors, too: they were rolled back, or never begun.
-            causes = [error for error in errors if not isinstance(error, RolledBackError | RuntimeInconsistency)]
-            if not causes:
-                raise Unavailable("the reply of ZooKeeper does not fit the operations", engine="zookeeper")
-            cause = causes[0]
+            (cause,) = refused_by
             if not isinstance(cause, NoNodeError | NodeExistsError):
                 raise map_error(cause) from cause
             if stored is not None:

@@ -270,7 +270,7 @@ class NonblockingConnection(BaseConnection):
     def _read(self) -> None:
         self.replies += self._reply_reader.read_available(self._tls or self._sock)
         wanted = self.expected_replies if self.open else self._handshake_replies
-        if not 1 < len(self.replies) <= wanted or not self.expected_replies:  # more than wanted is another error
+        if not 1 < len(self.replies) <= wanted:  # more than wanted is another error, or messages to a subscriber
             self._received_before = self._reply_reader.received
         elif self._reply_reader.received - self._received_before > self._max_batch:
             raise RepliesTooLong
@@ -290,7 +290,7 @@ class NonblockingConnection(BaseConnection):
 
 
 class ConnectionGroup:
-    """Connections to several servers, at most one to each."""
+    """Connections to several servers, at most one to each. A server may be given twice."""
 
     def __init__(self, servers: Sequence[FanoutServer], parser: Callable[[], Parser], clock: Clock) -> None:
         self._servers, self._parser, self._clock = servers, parser, clock
@@ -420,7 +420,7 @@ class ConnectionGroup:
 
     def _connect(self, number: int) -> NonblockingConnection:
         connection = self._connections[number] = NonblockingConnection(
-            self._servers[number], self._parser(), MAX_BATCH_SIZE // len(self._servers)
+            self._servers[number], self._parser(), MAX_BATCH_SIZE // len(set(self._servers))
         )
         self._server_by_fd[connection.fd] = number
         self._poll.register(connection.fd, connection.events)
