@@ -37,7 +37,7 @@ def listening(context=None):
     """A listener in the running loop, its address, and the turns in which connections were opened."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as sock:
         turns, turn = [], [0]
-        found = Listener(sock, lambda: Opened(turns, lambda: turn[0]), context)
+        found = Listener(sock, lambda: Opened(turns, lambda: turn[0]), context and (lambda: context))
         try:
             yield found, sock.getsockname(), turns, turn
         finally:
@@ -82,7 +82,7 @@ def test_connections_are_accepted_again_after_too_many_open_files(runner, monkey
             sock.bind(("127.0.0.1", 0))
             sock.listen()
             turns, turn = [], [0]
-            found = Listener(sock, lambda: Opened(turns, lambda: turn[0]), None)
+            found = Listener(sock, lambda: Opened(turns, lambda: turn[0]))
             caller.connect(sock.getsockname())
             with socket.create_connection(sock.getsockname()):
                 await turn_until(lambda: len(turns) == 2, turn)
@@ -120,7 +120,7 @@ def test_accepted_connection_is_opened_whatever_comes_next(runner, monkeypatch, 
         with Full() as sock:
             sock.bind(("127.0.0.1", 0))
             sock.listen()
-            found = Listener(sock, Counted, None)
+            found = Listener(sock, Counted)
             with socket.create_connection(sock.getsockname()), socket.create_connection(sock.getsockname()):
                 await turn_until(lambda: probe_server.opening_connections(found), [0])
                 if then == "closed":

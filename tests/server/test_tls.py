@@ -5,6 +5,7 @@ import http.client
 import json
 import logging
 import os
+import socket
 import ssl
 import time
 
@@ -150,6 +151,40 @@ def test_pair_that_does_not_fit_changes_nothing_and_is_logged(authority, files, 
         replace_with(files, authority.issue("third", "DNS:localhost"))
         refresh(certificates)
         assert ask(app, context)[1] != first
+
+
+def resumed(app, context, session=None):
+    """The names that the server saw, and the session; resumed from `session`."""
+    with (
+        socket.create_connection(("127.0.0.1", app.port), timeout=60) as plain,
+        context.wrap_socket(plain, server_hostname="localhost", session=session) as sock,
+    ):
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = http.client.HTTPResponse(sock)
+        answer.begin()
+        names = json.loads(answer.read())["names"]
+        assert sock.recv(1) == b"", "a session can be resumed once its connection has ended well"
+        return names, sock.session, sock.session_reused
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_session_does_not_outlive_the_trust_in_its_authority(authority, files, tmp_path, loop):
+    """TLS 1.2 resumes sessions by their id, and does not verify their certificates again."""
+    (tmp_path / "other").mkdir()
+    trusted = tmp_path / "clients.pem"
+    trusted.write_bytes(authority.cert.read_bytes())
+    certificates = Certificates(TLSFiles(files.cert, files.key, trusted))
+    with serving(loop, certificates) as app:
+        web = authority.issue("web", "DNS:web.internal")
+        context = client_context(authority, web, ssl.TLSVersion.TLSv1_2)
+        names, session, _ = resumed(app, context)
+        assert names == ["web.internal"]
+        assert resumed(app, context, session)[::2] == (["web.internal"], True)
+        trusted.write_bytes(Authority(tmp_path / "other", "other").cert.read_bytes())
+        refresh(certificates)
+        with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+            resumed(app, context, session)
+        assert len(app.requests) == 2
 
 
 def test_authority_that_is_removed_is_no_longer_trusted(authority, files, tmp_path):

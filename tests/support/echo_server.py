@@ -11,6 +11,7 @@ import uvicorn
 
 from leasehold.server.auth import certificate_names
 from leasehold.server.protocol import Rules, protocol_for
+from leasehold.server.run import Server
 
 
 class Echo:
@@ -55,6 +56,14 @@ class Echo:
         await send({"type": "http.response.body", "body": sent})
 
 
+class ThreadServer(Server):
+    """The lock server's own, without its signals: these are for the main thread."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
 @contextlib.contextmanager
 def serving(loop="uvloop", certificates=None, **rules):
     """Serve an `Echo` with these rules; with `certificates`, over TLS."""
@@ -70,8 +79,7 @@ def serving(loop="uvloop", certificates=None, **rules):
         timeout_graceful_shutdown=1,
     )
     config.load()
-    config.ssl = None if certificates is None else certificates.context
-    server = uvicorn.Server(config)
+    server = ThreadServer(config, app, certificates, lambda: None, lambda: None)
     sock = socket.create_server(("127.0.0.1", 0), backlog=2048)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # as that of a lock server
     app.port, app.server = sock.getsockname()[1], server

@@ -24,10 +24,14 @@ _log = logging.getLogger("leasehold.server")
 
 
 class Listener:
-    """A socket that is listening, served with protocols that `connect` makes until `close`."""
+    """A socket that is listening, served with protocols that `connect` makes until `close`. With `context`, over TLS:
+    it is asked for the context of each handshake."""
 
     def __init__(
-        self, sock: socket.socket, connect: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None
+        self,
+        sock: socket.socket,
+        connect: Callable[[], asyncio.Protocol],
+        context: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._sock, self._connect, self._context = sock, connect, context
         self._loop = asyncio.get_running_loop()
@@ -71,9 +75,10 @@ class Listener:
         if len(self._opening) >= MAX_HANDSHAKES:
             self._end_handshakes(1)
         accepted.setblocking(False)
-        timeout = None if self._context is None else _HANDSHAKE_SECONDS  # the default is a minute
+        context = None if self._context is None else self._context()
+        timeout = None if context is None else _HANDSHAKE_SECONDS  # the default is a minute
         opening = self._loop.connect_accepted_socket(
-            self._connect, accepted, ssl=self._context, ssl_handshake_timeout=timeout
+            self._connect, accepted, ssl=context, ssl_handshake_timeout=timeout
         )
         task = self._loop.create_task(opening)
         self._opening[task] = None

@@ -62,10 +62,16 @@ class Server(uvicorn.Server):
     would also raise the signal again at the end, and then the exit status would be that of a killed process."""
 
     def __init__(
-        self, config: uvicorn.Config, app: App, on_started: Callable[[], None], on_hangup: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        app: App,
+        certificates: Certificates | None,
+        on_started: Callable[[], None],
+        on_hangup: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._app, self._on_started, self._on_hangup = app, on_started, on_hangup
+        self._app, self._certificates = app, certificates
+        self._on_started, self._on_hangup = on_started, on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's own would accept one connection in each turn of the event loop, and wait a minute for half a TLS
@@ -76,7 +82,9 @@ class Server(uvicorn.Server):
             made: asyncio.Protocol = protocol_class(config=self.config, server_state=self.server_state, app_state={})
             return made
 
-        self.servers = [Listener(sock, connect, self.config.ssl) for sock in sockets or ()]  # type: ignore[misc]
+        certificates = self._certificates
+        context = None if certificates is None else lambda: certificates.context
+        self.servers = [Listener(sock, connect, context) for sock in sockets or ()]  # type: ignore[misc]
         self.started = True
         self._on_started()
 
@@ -205,8 +213,6 @@ async def _serve(
         app = App(service, authenticator, Limits(settings.limits), audit, reading, traced)
         config = _uvicorn_config(app, settings)
         config.load()
-        if certificates is not None:
-            config.ssl = certificates.context
         await service.start()
         health = stack.enter_context(contextlib.closing(EngineHealth(settings.engine, addresses=False)))
         app.metrics.sources.append(health)
@@ -216,7 +222,7 @@ async def _serve(
         if settings.demo:
             app.dashboard.demo = True
             await stack.enter_async_context(ExampleTraffic(app).running())
-        server = Server(config, app, on_started, lambda: refresh(force=True))
+        server = Server(config, app, certificates, on_started, lambda: refresh(force=True))
         if worker is not None:
             relay = service.relay = WorkerRelay(worker, service, app.feed)
             relay.start()

@@ -17,19 +17,19 @@ _NAMES: Final = ("DNS", "URI")
 
 
 class Certificates:
-    """`context` is for the listening sockets. Every handshake uses the files that were read last.
+    """Every handshake uses the files that were read last, if it uses `context` as it is then.
 
     A certificate and its key are read into a new context, which replaces the one before only if both are good. So a
-    bad pair never reaches a handshake, and an authority that is no longer in the file is no longer trusted."""
+    bad pair never reaches a handshake, and an authority that is no longer in the file is no longer trusted: a context
+    also keeps the sessions that callers may resume, whose certificates are not verified again."""
+
+    context: ssl.SSLContext
 
     def __init__(self, tls: TLSFiles) -> None:
         self._tls = tls
         paths = [tls.cert, tls.key, *([tls.client_ca] if tls.client_ca else [])]
         self._watched = WatchedFiles("the TLS certificate", paths, self._read)
-        self._current: ssl.SSLContext | None = None
         self._watched.load()
-        self.context = self._new_context()
-        self.context.sni_callback = self._choose
 
     def refresh(self, *, force: bool = False) -> None:
         """Read the files again if one has changed; `force`: in any case. If that fails, nothing changes."""
@@ -39,7 +39,7 @@ class Certificates:
         context = self._new_context()
 
         def apply() -> None:
-            self._current = context
+            self.context = context
 
         return apply
 
@@ -57,7 +57,7 @@ class Certificates:
         if self._tls.client_ca is not None:
             # Optional, so that health checks and callers with an API key need none. Calls of the lock API do.
             context.verify_mode = ssl.CERT_OPTIONAL
-            # A resumed session would not be verified again, after its authority is no longer trusted.
+            # The certificate of a resumed session is not verified again.
             context.options |= ssl.OP_NO_TICKET
             context.num_tickets = 0
             try:
@@ -68,10 +68,6 @@ class Certificates:
                     f"{self._tls.client_ca} has no authority for client certificates: {_reason(error)}"
                 ) from None
         return context
-
-    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        if self._current is not None:
-            connection.context = self._current
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
