@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from enum import Enum
 from inspect import iscoroutinefunction
 from random import random
 from typing import Any, Final, TypeAlias, Unpack
@@ -162,7 +163,8 @@ async def hold(
 ) -> AsyncIterator[AsyncLease]:
     """Hold a lock while a request is processed.
 
-    name         a template over the path's parameters, such as "order:{order_id}", or a function of the request
+    name         a template over the path's parameters, such as "order:{order_id}", or a function of the request; under
+                 FastAPI, over their values as the endpoint gets them: an order_id of type int has one spelling
     client       default: that of the application's `lifespan`
     retry_after  seconds for the Retry-After header
     options      as for `AsyncClient.lock`; `wait` is 0 unless given, so that no worker fills up with waiting requests
@@ -224,6 +226,23 @@ def _client(request: Request, client: AsyncClient | None) -> AsyncClient:
     return found
 
 
+def _path_values(request: Request) -> dict[str, Any]:
+    """The parameters of the path as the endpoint gets them. Starlette's are converted already. FastAPI converts them
+    for its endpoints only: as texts, `/orders/7` and `/orders/07` would give two locks of one order."""
+    values = dict(request.path_params)
+    dependants = [getattr(request.scope.get("route"), "dependant", None)]  # of FastAPI: the endpoint, then what it uses
+    pending = set(values)
+    for dependant in filter(None, dependants):
+        for field in dependant.path_params:
+            if field.alias in pending:
+                pending.remove(field.alias)
+                value, errors = field.validate(values[field.alias], {}, loc=())
+                if not errors:  # else FastAPI answers 422
+                    values[field.alias] = value.value if isinstance(value, Enum) else value
+        dependants += dependant.dependencies
+    return values
+
+
 def _format_name(request: Request, name: Name) -> str:
     if callable(name):
         formatted = name(request)
@@ -231,7 +250,7 @@ def _format_name(request: Request, name: Name) -> str:
             raise ConfigError(f"the function for the name of a lock must return a str, not {formatted!r}")
     else:
         try:
-            formatted = name.format(**request.path_params)
+            formatted = name.format(**_path_values(request))
         except (KeyError, IndexError) as unknown:
             known = ", ".join(request.path_params) or "none"
             raise ConfigError(
