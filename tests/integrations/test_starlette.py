@@ -233,6 +233,60 @@ def test_lock_is_not_held_while_the_body_is_being_sent() -> None:
     asyncio.run(main())
 
 
+async def pieces(count: int, read: list[int]):
+    for number in range(count):
+        read.append(number)
+        yield b"x" * 1000
+
+
+@pytest.mark.parametrize("path", ["/plain", "/orders/7"])
+def test_body_that_is_too_large_answers_413_and_is_not_read_on(path) -> None:
+    """An endpoint that reads no body would let every caller fill the memory of the server."""
+
+    async def main():
+        async with AsyncClient("memory://") as client:
+            app = FastAPI()
+
+            @app.delete("/orders/{order_id}", dependencies=[Depends(lock("order", client=client, max_body=5000))])
+            async def cancel() -> None: ...
+
+            async def length(request):
+                return PlainTextResponse(str(len(await request.body())))
+
+            app.router.routes.append(
+                Route("/plain", locked("order", client=client, max_body=5000)(length), methods=["DELETE"])
+            )
+            async with requests(app) as http:
+                assert (await http.request("DELETE", path, content=pieces(5, []))).text in ("null", "5000")
+                answer = await http.request("DELETE", path, content=pieces(1000, read := []))
+                assert answer.status_code == 413
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert len(read) < 10
+                assert await client.inspect() == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("max_body", [-1, True, "1"])
+def test_max_body_that_is_no_number_of_bytes_is_refused(max_body) -> None:
+    async def main():
+        async with AsyncClient("memory://") as client:
+            with pytest.raises(ConfigError, match="max_body must be a number of bytes"):
+                async with requests(shop(client, max_body=max_body)) as http:
+                    await http.get("/orders/7")
+
+    asyncio.run(main())
+
+
+def test_body_that_fastapi_has_read_has_no_bound_of_the_lock() -> None:
+    async def main():
+        async with AsyncClient("memory://") as client, requests(shop(client, max_body=0)) as http:
+            uploaded = await http.post("/orders/7/files", files={"file": b"pages"})
+            assert uploaded.json() == "pages"
+
+    asyncio.run(main())
+
+
 def test_lock_of_streamed_answer_is_released_when_sender_disconnects() -> None:
     async def main():
         async with AsyncClient("memory://") as client:
