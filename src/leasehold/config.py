@@ -110,7 +110,7 @@ class EngineConfig(_WithSecrets):
         ):
             raise ConfigError(
                 f"this {scheme}:// URL has a character that must be percent-encoded, perhaps in its password: "
-                "write @ as %40, / as %2F, ? as %3F, # as %23, [ as %5B, ] as %5D, % as %25"
+                "write @ as %40, / as %2F, ? as %3F, # as %23, [ as %5B, ] as %5D, % as %25, a space as %20"
             )
         try:
             query = urlsplit(f"//{remainder}").query
@@ -170,7 +170,7 @@ def _has_unescaped_characters(remainder: str) -> bool:
     """Whether what follows `scheme://` has a delimiter of URLs where only a password would have one."""
     authority = re.split("[/?#]", remainder, maxsplit=1)[0]
     userinfo, _, _ = authority.rpartition("@")
-    return "#" in remainder or "@" in remainder[len(authority) :] or any(char in userinfo for char in "@[]")
+    return "#" in remainder or "@" in remainder[len(authority) :] or any(char in userinfo for char in "@[] ")
 
 
 def did_you_mean(name: str, known: Iterable[str], form: str = "{}") -> str:

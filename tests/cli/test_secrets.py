@@ -80,7 +80,14 @@ def test_url_is_not_in_the_command_lines_of_a_demo(monkeypatch):
         ("SERVE_LISTEN", ["serve"]),
     ],
 )
-@pytest.mark.parametrize("url", [f"redis://u:{SECRET}@127.0.0.1:1/0", f"redis://127.0.0.1/0?password={SECRET}"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://u:{SECRET}@127.0.0.1:1/0",
+        f"redis://127.0.0.1/0?password={SECRET}",
+        f"redis://u:{SECRET} x {SECRET}@127.0.0.1:1/0",
+    ],
+)
 def test_url_in_the_wrong_variable_is_not_shown(shell, variable, arguments, url):
     done = shell(*arguments, **{f"LEASEHOLD_{variable}": url})
     assert done.returncode in (64, 78)

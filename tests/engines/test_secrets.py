@@ -17,7 +17,7 @@ from contextlib import suppress
 import pytest
 
 import harness.rigs  # noqa: F401  # registers the rigs
-from leasehold import Client, LeaseholdError, LeaseLost, NotAcquired, Unavailable
+from leasehold import Client, ConfigError, LeaseholdError, LeaseLost, NotAcquired, Unavailable
 from leasehold.engines import BUILT_IN
 from leasehold.testing.conformance.rig import Rig, rig_type
 from leasehold.testing.conformance.suite import rig_or_skip
@@ -81,6 +81,13 @@ def test_password_that_is_not_escaped_is_not_shown(scheme) -> None:
             assert SECRET not in repr(client), kind
             client.ping()
         assert SECRET not in shown(failure.value), kind
+
+
+@pytest.mark.parametrize("scheme", WITH_CREDENTIALS)
+def test_url_with_a_space_in_its_password_is_refused(scheme) -> None:
+    """Text with a space has no end that a message could cut it at, so no such URL is in use."""
+    with pytest.raises(ConfigError, match="a space as %20"):
+        Client(f"{scheme}://user:12 {SECRET}@{HOSTS.get(scheme, '127.0.0.1:1')}")
 
 
 def raise_secret() -> str:

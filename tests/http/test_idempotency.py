@@ -90,6 +90,14 @@ def test_silent_store_is_503_before_execution_but_not_after(http):
     http.served(after, store=SilentStore(after=1))
 
 
+def test_large_answer_is_the_only_one_if_its_record_cannot_be_written(http, caplog):
+    async def work(app, shop):
+        assert (await http.post(app))[::2] == (201, b"x" * 200)
+
+    http.served(work, http.Shop(body=b"x" * 200), store=SilentStore(after=1), max_answer=100)
+    assert "could not record" in caplog.text
+
+
 def test_too_large_response_headers_are_sent_once_and_not_replayed(http):
     async def verbose(scope, receive, send):
         calls.append(1)

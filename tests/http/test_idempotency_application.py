@@ -17,6 +17,54 @@ def test_exception_of_application_is_raised_each_time(http):
     http.served(work, broken)
 
 
+def download(sent: list[bytes], hang_up_after: int = 10**9):
+    """An application whose answer is long, and a sender of requests that disconnects at some time."""
+    runs, most_kept = [], [0]
+
+    async def app(scope, receive, send):
+        runs.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(1, 1001):
+            await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": number < 1000})
+            most_kept[0] = max(most_kept[0], 1000 * number - sum(map(len, sent)))
+
+    async def call(app, key=b"k1"):
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            if len(sent) >= hang_up_after:
+                raise OSError("the sender is gone")
+            sent.append(message.get("body", b""))
+
+        headers = [(b"idempotency-key", key)]
+        await app({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive, send)
+
+    return app, call, runs, most_kept
+
+
+def test_answer_that_is_too_large_to_be_stored_is_not_kept_in_memory(http):
+    """A sender could make the middleware keep an answer without end: it decides whether there is a key."""
+    sent = []
+    app, call, _, most_kept = download(sent)
+    http.served(lambda wrapped, _: call(wrapped), app, max_answer=5000)
+    assert sum(map(len, sent)) == 1_000_000
+    assert most_kept[0] <= 5000
+
+
+def test_request_is_not_repeated_if_sender_hung_up_in_a_large_answer(http):
+    sent = []
+    app, call, runs, _ = download(sent, hang_up_after=20)
+
+    async def work(wrapped, _):
+        await call(wrapped)
+        status, _, body = await http.post(wrapped, b"", path="/")
+        assert (status, b"too large to be stored" in body) == (409, True)
+
+    http.served(work, app, max_answer=5000)
+    assert len(runs) == 1
+
+
 def test_application_without_response_is_runtime_error(http):
     async def mute(scope, receive, send):
         pass

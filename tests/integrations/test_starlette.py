@@ -2,11 +2,13 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from typing import Annotated, Any
+from uuid import UUID
 
 import httpx
 import pytest
-from fastapi import Depends, FastAPI, UploadFile
+from fastapi import APIRouter, Depends, FastAPI, Path, UploadFile
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
@@ -67,6 +69,60 @@ def test_dependency_holds_the_lock_while_the_endpoint_runs() -> None:
             assert (await http.get("/orders/7")).json() == "order:7"
             uploaded = await http.post("/orders/7/files", files={"file": b"pages"})
             assert uploaded.json() == "pages"
+            assert await client.inspect() == []
+
+    asyncio.run(main())
+
+
+class Size(StrEnum):
+    SMALL = "small"
+
+
+def sized(size: Size) -> Size:
+    return size
+
+
+@pytest.mark.parametrize(
+    ("path", "same", "name"),
+    [
+        ("/orders/7", ["/orders/07", "/orders/+7", "/orders/7.0", "/orders/%207"], "order:7"),
+        (f"/carts/{'ab' * 16}", [f"/carts/{'AB' * 16}", f"/carts/{{{UUID('ab' * 16)}}}"], f"cart:{UUID('ab' * 16)}"),
+        ("/shirts/small", [], "shirt:small"),
+    ],
+)
+def test_spellings_of_one_parameter_give_one_lock(path, same, name) -> None:
+    async def main():
+        async with AsyncClient("memory://") as client:
+            app = FastAPI()
+            order, cart, shirt = (
+                Depends(lock(template, client=client)) for template in ("order:{id}", "cart:{cart}", "shirt:{size}")
+            )
+            router = APIRouter()
+
+            @app.post("/orders/{id}", dependencies=[order])
+            async def pay(order_id: Annotated[int, Path(alias="id")]) -> str:
+                return current_lease().name
+
+            @router.post("/{cart}", dependencies=[cart])
+            async def empty(cart: UUID) -> str:
+                return current_lease().name
+
+            @app.post("/shirts/{size}", dependencies=[shirt, Depends(sized)])
+            async def wash() -> str:
+                return current_lease().name
+
+            app.include_router(router, prefix="/carts")
+            async with requests(app) as http:
+                for each in [path, *same]:
+                    assert (await http.post(each)).json() == name
+
+    asyncio.run(main())
+
+
+def test_parameter_that_is_not_valid_answers_422_and_leaves_no_lock() -> None:
+    async def main():
+        async with AsyncClient("memory://") as client, requests(shop(client)) as http:
+            assert (await http.post("/orders/seven")).status_code == 422
             assert await client.inspect() == []
 
     asyncio.run(main())
@@ -173,6 +229,60 @@ def test_lock_is_not_held_while_the_body_is_being_sent() -> None:
             await messages.put({"type": "http.request", "body": b"}", "more_body": False})
             await request
         assert sent[0]["status"] == 200
+
+    asyncio.run(main())
+
+
+async def pieces(count: int, read: list[int]):
+    for number in range(count):
+        read.append(number)
+        yield b"x" * 1000
+
+
+@pytest.mark.parametrize("path", ["/plain", "/orders/7"])
+def test_body_that_is_too_large_answers_413_and_is_not_read_on(path) -> None:
+    """An endpoint that reads no body would let every caller fill the memory of the server."""
+
+    async def main():
+        async with AsyncClient("memory://") as client:
+            app = FastAPI()
+
+            @app.delete("/orders/{order_id}", dependencies=[Depends(lock("order", client=client, max_body=5000))])
+            async def cancel() -> None: ...
+
+            async def length(request):
+                return PlainTextResponse(str(len(await request.body())))
+
+            app.router.routes.append(
+                Route("/plain", locked("order", client=client, max_body=5000)(length), methods=["DELETE"])
+            )
+            async with requests(app) as http:
+                assert (await http.request("DELETE", path, content=pieces(5, []))).text in ("null", "5000")
+                answer = await http.request("DELETE", path, content=pieces(1000, read := []))
+                assert answer.status_code == 413
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert len(read) < 10
+                assert await client.inspect() == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("max_body", [-1, True, "1"])
+def test_max_body_that_is_no_number_of_bytes_is_refused(max_body) -> None:
+    async def main():
+        async with AsyncClient("memory://") as client:
+            with pytest.raises(ConfigError, match="max_body must be a number of bytes"):
+                async with requests(shop(client, max_body=max_body)) as http:
+                    await http.get("/orders/7")
+
+    asyncio.run(main())
+
+
+def test_body_that_fastapi_has_read_has_no_bound_of_the_lock() -> None:
+    async def main():
+        async with AsyncClient("memory://") as client, requests(shop(client, max_body=0)) as http:
+            uploaded = await http.post("/orders/7/files", files={"file": b"pages"})
+            assert uploaded.json() == "pages"
 
     asyncio.run(main())
 

@@ -28,6 +28,18 @@ def test_metrics_file_keeps_only_lines_that_it_would_write(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("separator", ["\r", "\x0b", "\x1e", "\x85", "\u2028"])
+def test_line_separator_in_a_name_begins_no_line(tmp_path, separator):
+    """The counts of such a name began anew in each process, and the name could contain a line of another metric."""
+    file = tmp_path / "x.prom"
+    name = f"a{separator}leasehold_run_last_exit_code 0{separator}b"
+    for _ in range(2):
+        TextFile(str(file), Metrics())(Event("ran", "memory", "", name, 1.0))
+    lines = [line for line in file.read_bytes().decode().split("\n") if line and line[0] != "#"]
+    assert len(lines) == 1
+    assert lines[0].endswith("} 2.0")
+
+
 def test_foreign_metric_with_a_group_in_the_file_stops_no_run(tmp_path):
     file = tmp_path / "x.prom"
     file.write_text('node_disks{group="a"} 4\n')

@@ -18,14 +18,17 @@ __all__ = ["MAX_SERVER_TEXT", "escape", "server_text", "shell_command", "without
 MAX_SERVER_TEXT: Final = 200  # characters of a server's text that are shown
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,30}://?", re.IGNORECASE)  # a path has only one of the slashes
-_USER_AND_PASSWORD: Final = re.compile(r"[^/:]*:[^/0-9]")
+_USER_AND_PASSWORD: Final = re.compile(r"[^/:\[]*:[^/0-9]")  # with a bracket, the host is an address of IPv6
+_PASSWORD_WITH_SPACES: Final = re.compile(r"(:/{1,2})[^\s/:@\[]*:[^\s/@0-9][^/@\n]*@\S*")
 _SECRET_OPTIONS: Final = ("pass", "secret", "token", "key")
 
 
 def without_credentials(text: str) -> str:
     """The text of a message without URLs that have a password: an error repeats the value it refuses, and someone may
     have put an engine's URL into the variable of a file."""
-    return re.sub(r"\S+", _cut_credentials, text) if ":/" in text else text
+    if ":/" not in text:
+        return text
+    return re.sub(r"\S+", _cut_credentials, _PASSWORD_WITH_SPACES.sub(r"\1***", text))
 
 
 def _cut_credentials(word: re.Match[str]) -> str:

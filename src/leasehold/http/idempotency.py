@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, ClassVar, Final, TypedDict
 
@@ -78,7 +79,8 @@ class IdempotencyKey:
     who          function from the scope to a text that identifies the sender: keys of different senders are separate.
                  The default is the Authorization header; if you have session cookies, pass your own function
     max_body     maximum bytes of a request body; a larger one gets 413
-    max_answer   maximum bytes of a response body that is stored; after a larger one, a repetition gets 409
+    max_answer   maximum bytes of a response body that is stored; a larger one is sent as it comes, and a repetition
+                 gets 409
     retry_after  seconds for the Retry-After header
     ttl, store   as for `AsyncClient.once`
     """
@@ -144,7 +146,7 @@ class IdempotencyKey:
     async def _run_once(self, key: bytes, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         # Hashed, so that `inspect` shows neither the key nor the sender, and any bytes are accepted.
         name = "http:" + _hash(self._sender_id(scope), key)
-        response, app_errors = CapturedResponse(self._max_answer), list[Exception]()
+        response, app_errors = CapturedResponse(self._max_answer, send), list[Exception]()
         options = OnceOptions(
             self._options.keep, request=_request_hash(scope, body), max_result=self._options.max_result
         )
@@ -180,7 +182,9 @@ class IdempotencyKey:
 
     async def _respond_to_error(self, error: LeaseholdError, response: CapturedResponse | None, send: Send) -> None:
         """Respond when there is no stored response to replay. `response`: the application's, if it ran."""
-        if isinstance(error, RunFailed):
+        if response is not None and response.sent:
+            _log.warning("could not record that the request of an Idempotency-Key was processed: %s", error)
+        elif isinstance(error, RunFailed):
             await send_problem(send, problem(409, _NOT_KEPT))
         elif isinstance(error, Mismatch):
             detail = "this Idempotency-Key was already used for a different request"
@@ -202,11 +206,13 @@ class IdempotencyKey:
 
 
 class CapturedResponse:
-    """The application's response, held back until it is stored: a sender that gets it can rely on the record."""
+    """The application's response, held back until it is stored: a sender that gets it can rely on the record. One that
+    is too large to be stored is sent as it comes, because it may have no end."""
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int, send: Send) -> None:
         self.status = 0
-        self._max_body = max_size
+        self.sent = False  # or a part of it
+        self._max_body, self._send = max_size, send
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
 
@@ -216,16 +222,27 @@ class CapturedResponse:
             self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
         elif message["type"] == "http.response.body":
             self._body += message.get("body", b"")
+            if self.sent or len(self._body) > self._max_body:
+                await self._send_part(message.get("more_body", False))
+
+    async def _send_part(self, more: bool) -> None:
+        body, self._body = bytes(self._body), bytearray()
+        with suppress(OSError):  # the sender has disconnected: the application must end as if it had not
+            if not self.sent:
+                self.sent = True
+                await self._send({"type": "http.response.start", "status": self.status, "headers": self._headers})
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     def to_dict(self) -> dict[str, Any]:
         if not self.status:
             raise RuntimeError("the application returned without a response")
-        body = _TOO_LARGE if len(self._body) > self._max_body else base64.b64encode(self._body).decode()
+        body = _TOO_LARGE if self.sent else base64.b64encode(self._body).decode()
         headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self._headers]
         return {"status": self.status, "headers": headers, "body": body, "kept": body is not _TOO_LARGE}
 
     async def forward(self, send: Send) -> None:
-        await send_response(send, self.status, self._headers, bytes(self._body))
+        if not self.sent:
+            await send_response(send, self.status, self._headers, bytes(self._body))
 
 
 class _ServerError(Exception):

@@ -15,13 +15,18 @@ from starlette.requests import Request
 
 from leasehold.aio import AsyncClient, AsyncLease
 from leasehold.config import Duration, LockArguments
-from leasehold.integrations.starlette import Name, hold, leading, lifespan
+from leasehold.integrations.starlette import MAX_BODY, Name, hold, leading, lifespan
 
 __all__ = ["leading", "lifespan", "lock"]
 
 
 def lock(
-    name: Name, *, client: AsyncClient | None = None, retry_after: Duration = 1.0, **options: Unpack[LockArguments]
+    name: Name,
+    *,
+    client: AsyncClient | None = None,
+    retry_after: Duration = 1.0,
+    max_body: int = MAX_BODY,
+    **options: Unpack[LockArguments],
 ) -> Callable[[Request], AsyncIterator[AsyncLease]]:
     """For `Depends`: holds a lock while the endpoint runs, and gives it the lease. Options and answers are those of
     `leasehold.integrations.starlette.hold`.
@@ -31,7 +36,7 @@ def lock(
     """
 
     async def held(request: Request) -> AsyncIterator[AsyncLease]:
-        async with hold(request, name, client=client, retry_after=retry_after, **options) as lease:
+        async with hold(request, name, client=client, retry_after=retry_after, max_body=max_body, **options) as lease:
             yield lease
 
     # FastAPI reads the annotations of dependencies, and could not find the names of this module.

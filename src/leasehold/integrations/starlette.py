@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from enum import Enum
 from inspect import iscoroutinefunction
 from random import random
 from typing import Any, Final, TypeAlias, Unpack
@@ -42,6 +43,7 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _STATE: Final = "leasehold"  # the attribute of `request.state` that holds the client
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # before a job that ended is started again
+MAX_BODY: Final = 1_048_576  # bytes, as for `IdempotencyKey`
 
 
 class RefusedRequest(HTTPException):
@@ -131,7 +133,12 @@ async def _lead(lead: Callable[[], AbstractAsyncContextManager[AsyncLease]], job
 
 
 def locked(
-    name: Name, *, client: AsyncClient | None = None, retry_after: Duration = 1.0, **options: Unpack[LockArguments]
+    name: Name,
+    *,
+    client: AsyncClient | None = None,
+    retry_after: Duration = 1.0,
+    max_body: int = MAX_BODY,
+    **options: Unpack[LockArguments],
 ) -> Callable[[Endpoint], Endpoint]:
     """A decorator for async endpoints: the lock is held while the endpoint runs. Its options are those of `hold`."""
 
@@ -139,7 +146,7 @@ def locked(
         @functools.wraps(endpoint)
         async def run(request: Request) -> Response:
             try:
-                async with hold(request, name, client=client, retry_after=retry_after, **options):
+                async with hold(request, name, client=client, retry_after=retry_after, max_body=max_body, **options):
                     return await endpoint(request)
             except RefusedRequest as refused:
                 document = problem(refused.status_code, refused.detail)
@@ -158,22 +165,30 @@ async def hold(
     *,
     client: AsyncClient | None = None,
     retry_after: Duration = 1.0,
+    max_body: int = MAX_BODY,
     **options: Unpack[LockArguments],
 ) -> AsyncIterator[AsyncLease]:
     """Hold a lock while a request is processed.
 
-    name         a template over the path's parameters, such as "order:{order_id}", or a function of the request
+    name         a template over the path's parameters, such as "order:{order_id}", or a function of the request; under
+                 FastAPI, over their values as the endpoint gets them: an order_id of type int has one spelling
     client       default: that of the application's `lifespan`
     retry_after  seconds for the Retry-After header
+    max_body     maximum bytes of a request body that is read here; FastAPI reads itself what its endpoint declares
     options      as for `AsyncClient.lock`; `wait` is 0 unless given, so that no worker fills up with waiting requests
 
-    The body of the request is read before the lock is acquired: a slow upload does not hold the lock. If the sender
+    The body of the request is read before the lock is acquired: a slow upload does not hold the lock. It is kept in
+    memory, also if the endpoint does not read it. If the sender
     disconnects while the request waits, the request leaves the queue. Raises an `HTTPException`: 409 if the lock is
-    busy, 503 if the engine does not answer or the lease is lost, 400 if the path gives no valid name.
+    busy, 503 if the engine does not answer or the lease is lost, 400 if the path gives no valid name, 413 if the body
+    is too large.
     """
     seconds = check_seconds("retry_after", retry_after)
+    if isinstance(max_body, bool) or not isinstance(max_body, int) or max_body < 0:
+        raise ConfigError(f"max_body must be a number of bytes, not {max_body!r}")
     options.setdefault("wait", 0)
     lock = _client(request, client).lock(_format_name(request, name), **options)
+    await _read_body(request, max_body)
     try:
         async with AsyncExitStack() as stack:
             yield await _enter_unless_gone(request, lock, stack, seconds)
@@ -184,12 +199,23 @@ async def hold(
         raise RefusedRequest(503, detail) from lost
 
 
+async def _read_body(request: Request, max_body: int) -> None:
+    """Read the body for the endpoint, unless FastAPI has read it already. `Request.body` has no bound."""
+    if hasattr(request, "_body"):
+        return
+    body = bytearray()
+    with suppress(RuntimeError):  # it was read as a form
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_body:
+                raise RefusedRequest(413, f"the body of this request must not exceed {max_body} bytes")
+        request._body = bytes(body)
+
+
 async def _enter_unless_gone(
     request: Request, lock: AsyncLock, stack: AsyncExitStack, retry_after: float
 ) -> AsyncLease:
     """Enter the lock, or leave its queue as soon as the sender of the request has disconnected."""
-    with suppress(RuntimeError):  # FastAPI has read the body already, as a form
-        await request.body()
     try:
         async with asyncio.timeout(None) as waiting:
             watcher = None if lock.options.wait == 0 else asyncio.create_task(_end_when_gone(request, waiting))
@@ -224,6 +250,23 @@ def _client(request: Request, client: AsyncClient | None) -> AsyncClient:
     return found
 
 
+def _path_values(request: Request) -> dict[str, Any]:
+    """The parameters of the path as the endpoint gets them. Starlette's are converted already. FastAPI converts them
+    for its endpoints only: as texts, `/orders/7` and `/orders/07` would give two locks of one order."""
+    values = dict(request.path_params)
+    dependants = [getattr(request.scope.get("route"), "dependant", None)]  # of FastAPI: the endpoint, then what it uses
+    pending = set(values)
+    for dependant in filter(None, dependants):
+        for field in dependant.path_params:
+            if field.alias in pending:
+                pending.remove(field.alias)
+                value, errors = field.validate(values[field.alias], {}, loc=())
+                if not errors:  # else FastAPI answers 422
+                    values[field.alias] = value.value if isinstance(value, Enum) else value
+        dependants += dependant.dependencies
+    return values
+
+
 def _format_name(request: Request, name: Name) -> str:
     if callable(name):
         formatted = name(request)
@@ -231,7 +274,7 @@ def _format_name(request: Request, name: Name) -> str:
             raise ConfigError(f"the function for the name of a lock must return a str, not {formatted!r}")
     else:
         try:
-            formatted = name.format(**request.path_params)
+            formatted = name.format(**_path_values(request))
         except (KeyError, IndexError) as unknown:
             known = ", ".join(request.path_params) or "none"
             raise ConfigError(

@@ -115,8 +115,9 @@ class TextFile:
             fd = folder.open_file(self._name, os.O_RDONLY)
         except FileNotFoundError:
             return []
-        with open(fd, encoding="utf-8", errors="replace") as file:
-            return [sample for line in file.read(_MAX_BYTES).splitlines() if (sample := _parse(line)) is not None]
+        # A label may have any other line separator, such as those of Unicode.
+        with open(fd, encoding="utf-8", errors="replace", newline="") as file:
+            return [sample for line in file.read(_MAX_BYTES).split("\n") if (sample := _parse(line)) is not None]
 
 
 def _parse(line: str) -> Sample | None:

@@ -416,6 +416,51 @@ def test_very_long_text_in_an_edited_row_is_not_read(tmp_path) -> None:
         lease.release()
 
 
+def test_many_long_texts_in_edited_rows_are_not_read(tmp_path) -> None:
+    """In columns that no list counts: a list took a megabyte of the caller's memory for each row, or four."""
+    path = tmp_path / "locks.db"
+    with Client(f"sqlite://{path}", call_timeout=5) as client:
+        lease = client.lock("a").acquire()
+        db = sqlite3.connect(path, isolation_level=None, timeout=5)
+        columns = [row[1] for row in db.execute("pragma table_info(lh_grant)")]
+        for column in ("id_hash", "client", "mode"):
+            long = ["a.token + n.value" if each == "token" else f"a.{each}" for each in columns]
+            long[columns.index(column)] = "n.value || hex(zeroblob(20000))"
+            numbers = "with n(value) as (select 1 union all select value + 1 from n where value < 50)"
+            db.execute(f"{numbers} insert into lh_grant select {', '.join(long)} from lh_grant a, n")
+            tracemalloc.start()
+            try:
+                with pytest.raises(Unavailable, match="too big"):
+                    client.inspect()
+                assert tracemalloc.get_traced_memory()[1] < 2**20
+            finally:
+                tracemalloc.stop()
+            db.execute("delete from lh_grant where length(id_hash) + length(client) + length(mode) > 1000")
+        db.close()
+        lease.release()
+
+
+@pytest.mark.parametrize("column", ["delay", "since", "heartbeat_expires_at", "until", "min_hold"])
+@pytest.mark.parametrize("infinite", ["9e999", "-9e999"])
+def test_infinite_time_in_an_edited_row_is_unavailable(tmp_path, column, infinite) -> None:
+    """`leasehold ls` and its JSON have no text for one."""
+    path = tmp_path / "locks.db"
+    with Client(f"sqlite://{path}", call_timeout=5) as client:
+        lease = client.lock("a").acquire()
+        queue_up(path)
+        db = sqlite3.connect(path, isolation_level=None, timeout=5)
+        for table in ("lh_grant", "lh_waiter"):
+            before = db.execute(f"select * from {table}").fetchone()
+            with suppress(sqlite3.OperationalError):  # waiters have no `until` and no `min_hold`
+                db.execute(f"update {table} set {column} = {infinite}")
+                with pytest.raises(Unavailable, match="a row that Leasehold never writes"):
+                    client.inspect()
+                db.execute(f"replace into {table} values ({', '.join('?' * len(before))})", before)
+        db.close()
+        assert [holding.state for holding in client.inspect()] == ["held", "waiting"]
+        lease.release()
+
+
 def error_of(call: Callable[[], object]) -> Exception | None:
     try:
         call()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from heapq import merge
 from itertools import groupby
+from math import isfinite
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -322,6 +323,7 @@ def holder_from_row(row: Row) -> QueueEntry:
         min_hold,
         process_bound,
     ) = row
+    _check_finite(delay + since + heartbeat_expires_at + until + min_hold)
     holder = Holder(label, host, pid, purpose)
     in_queue = (id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at)
     return QueueEntry(*in_queue, state, until, token, slot, min_hold, bool(process_bound))
@@ -329,10 +331,17 @@ def holder_from_row(row: Row) -> QueueEntry:
 
 def waiter_from_row(row: Row) -> QueueEntry:
     passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at = row
+    _check_finite(delay + since + heartbeat_expires_at)
     state = PASSED if passed else WAITING
     return QueueEntry(
         id_hash, client, Holder(label, host, pid, purpose), mode, delay, ticket, since, heartbeat_expires_at, state
     )
+
+
+def _check_finite(seconds: float) -> None:
+    """SQLite stores infinite numbers, too, and no JSON and no table of ours can show one."""
+    if not isfinite(seconds):
+        raise LookupError("a row with an infinite time")
 
 
 def page_of_holdings(
