@@ -21,6 +21,7 @@ class FenceDialect(NamedTuple):
     zero_rows_means_stale: bool  # raise_token counts 0 rows only if stale; MySQL counts 0 if nothing changes, too
     lock_row: str  # suffix: no other transaction changes the row before this one ends
     share_row: str
+    equals: str = "="  # of texts
     before_create: Sequence[str] = ()  # makes concurrent `create table` statements wait for each other
 
 
@@ -28,7 +29,7 @@ _UPSERT = """insert into {table} (resource, slot, token) values (:resource, :slo
 on conflict (resource, slot) do update set token = excluded.token where {table}.token <= excluded.token"""
 _UPSERT_MYSQL = """insert into {table} (resource, slot, token) values (:resource, :slot, :token)
 on duplicate key update token = greatest(token, values(token))"""
-SELECT_HIGHEST: Final = "select token from {table} where resource = :resource and slot = :slot"
+SELECT_HIGHEST: Final = "select token from {table} where resource {equals} :resource and slot = :slot"
 
 _DIALECTS: Final = {
     "sqlite": FenceDialect("text", "", _UPSERT, True, "", ""),
@@ -40,7 +41,9 @@ _DIALECTS: Final = {
         True,
         " for update",
         " for share",
-        [f"select pg_advisory_xact_lock({int.from_bytes(b'lhfence')})"],
+        # PostgreSQL has no operator for varchar itself: without the schema, that of any role would fit better.
+        "operator(pg_catalog.=)",
+        [f"select pg_catalog.pg_advisory_xact_lock({int.from_bytes(b'lhfence')})"],
     ),
     # At repeatable read, a plain read shows the highest token of an older snapshot: only a locking read is current. The
     # table must be InnoDB, whatever the server's default: other engines do not keep rows locked for a transaction.

@@ -43,7 +43,7 @@ async def check_and_raise(
         if dialect.zero_rows_means_stale and raised.row_count > 0:
             return
     suffix = dialect.share_row if token_info.shared else dialect.lock_row
-    rows, _ = await run(SELECT_HIGHEST.format(table=table) + suffix, values)
+    rows, _ = await run(SELECT_HIGHEST.format(table=table, equals=dialect.equals) + suffix, values)
     highest_token = int(rows[0][0]) if rows else NO_TOKEN
     if highest_token > token_info.token:
         raise_stale(lease, token_info, highest_token, resource, "sql")
