@@ -119,6 +119,8 @@ class _Statements:
         self._values = {
             "namespace": claim.namespace,
             "name": claim.name,
+            "namespace_hex": claim.namespace.encode().hex(),
+            "name_hex": claim.name.encode().hex(),
             "token": lease.token,
             "id_hash": dbapi.Hidden(claim.id_hash),
         }

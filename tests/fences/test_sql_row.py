@@ -121,6 +121,16 @@ def test_mysql_claim_sees_newer_token_despite_old_snapshot(stock, kinds):
     other.close()
 
 
+def test_mysql_connections_with_other_character_sets_share_a_row(stock, kinds):
+    number = stock("mysql")
+    fences.SQLFence(number.connection, "Bestände", table=number.fence_table).write(5, "select 1")
+    other = connect_again(number, kinds)
+    other.set_character_set("latin1")
+    with pytest.raises(StaleToken):
+        fences.SQLFence(other, "Bestände", table=number.fence_table).claim(4)
+    other.close()
+
+
 def test_postgresql_claim_in_old_snapshot_is_serialization_failure(stock, kinds):
     import psycopg
 

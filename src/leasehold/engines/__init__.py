@@ -70,8 +70,8 @@ TRANSACTION_SCHEMES: Final = frozenset({"mariadb", "mysql", "postgresql"})
 
 def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
     """Two SQL statements that check a lease in the caller's transaction. The first, with the parameters `:namespace`,
-    `:name` and `:token`, returns a row if the lease is held; the second, run right after it, returns a row if both ran
-    in one transaction."""
+    `:name` (or both in hex, `:namespace_hex` and `:name_hex`) and `:token`, returns a row if the lease is held; the
+    second, run right after it, returns a row if both ran in one transaction."""
     engine = _transactional(
         config, "cannot check a lease inside your SQL transaction; use a fence (leasehold.fences) instead"
     )
@@ -80,8 +80,8 @@ def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
 
 def release_on_commit_sql(config: EngineConfig) -> Sequence[str]:
     """SQL statements, to be run in order, that make the commit of the caller's transaction release a lease. The last
-    one, with the parameters `:namespace`, `:name`, `:token` and `:id_hash`, returns one value: 'held', or, if nothing
-    was changed, 'not held', 'no transaction' or 'isolation'."""
+    one, with these parameters and `:id_hash`, returns one value: 'held', or, if nothing was changed, 'not held', 'no
+    transaction' or 'isolation'."""
     engine = _transactional(
         config,
         "cannot release a lease with the commit of your SQL transaction: it is not that database; "

@@ -46,6 +46,14 @@ def test_check_passes_for_a_held_lease_and_fails_for_an_ended_one(client, connec
     lease.release()
 
 
+def test_character_set_of_the_connection_does_not_matter(mysql, connection) -> None:
+    connection.set_character_set("latin1")
+    with Client(mysql.url(), namespace="Zürich", ttl=30) as client, client.lock("заказ") as lease:
+        transaction.check(lease, connection)
+        transaction.release_on_commit(lease, connection)
+        connection.commit()
+
+
 def test_check_outside_a_transaction_is_refused(client, mysql) -> None:
     with client.lock("job") as lease, mysql.server.connect(autocommit=True) as connection:
         with pytest.raises(ConfigError, match="not in a transaction"):

@@ -2,11 +2,72 @@
 
 from __future__ import annotations
 
-import psycopg
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
 
-from leasehold import Client
+import psycopg
+import pytest
+import sqlalchemy
+
+from leasehold import Client, StaleToken, transaction
+from leasehold.engines.postgresql import schema
 from leasehold.engines.postgresql.relay import MIN_LEFT
-from tests.support import probe_sql
+from leasehold.fences import AlchemyFence, SQLFence
+from tests.support import health, probe_sql
+
+# Functions with the names and for the types of calls that PostgreSQL resolves to functions for more general types, and
+# operators, which are calls of them. PostgreSQL prefers an exact match, in whatever schema.
+TRAPS = {
+    "oid || text": ("text", "pg_catalog.concat($1, $2)"),
+    "text || numeric": ("text", "pg_catalog.concat($1, $2)"),
+    "name || text": ("text", "pg_catalog.concat($1, $2)"),
+    "text || bigint": ("text", "pg_catalog.concat($1, $2)"),
+    "name ~~ name": ("boolean", "$1::text ~~ $2::text"),
+    "name ~ name": ("boolean", "$1::text ~ $2::text"),
+    "varchar = varchar": ("boolean", "false"),
+    "varchar = text": ("boolean", "false"),
+    "text = varchar": ("boolean", "false"),
+    "sha256(text)": ("bytea", "pg_catalog.sha256($1::bytea)"),
+    "format(text, regprocedure)": ("text", "pg_catalog.format($1, $2)"),
+    "format(text, regprocedure, text)": ("text", "pg_catalog.format($1, $2, $3)"),
+    "unnest(text[])": ("setof text", "pg_catalog.unnest($1)"),
+    "concat(oid, text, numeric)": ("text", "''"),
+    "concat_ws(text, name, bigint, bigint)": ("text", "''"),
+    "json_build_array(text, text, integer, integer, bigint, text, text, text, bigint, text, text, bigint, bigint, "
+    "bigint, bigint, bigint, integer, bigint)": ("json", "'[]'"),
+}
+
+
+@pytest.fixture
+def search_path(database) -> Iterator[str]:
+    """A search_path with a schema in which another role has functions that fit better than PostgreSQL's own, as every
+    role may have in `public` up to PostgreSQL 14."""
+    schema_name = f"planted-{database.schema}"
+    database.ask(f'create schema "{schema_name}"')
+    database.ask(f'create table "{schema_name}".called (role text, call text)')
+    for number, (call, (returned, result)) in enumerate(TRAPS.items()):
+        name, _, types = call.partition("(")
+        operands = call.split(" ") if not types else []
+        name, types = (f"trap{number}", f"{operands[0]}, {operands[2]})") if operands else (name, types)
+        how = "query select" if returned.startswith("setof") else ""
+        database.ask(
+            f'create function "{schema_name}".{name}({types} returns {returned} language plpgsql as $$ begin '
+            f"insert into \"{schema_name}\".called values (current_user, '{call}'); return {how} {result}; end $$"
+        )
+        if operands:
+            database.ask(
+                f'create operator "{schema_name}".{operands[1]} (leftarg = {operands[0]}, rightarg = {operands[2]}, '
+                f'function = "{schema_name}".{name})'
+            )
+    database.ask(f'grant all on schema "{schema_name}" to public')
+    database.ask(f'grant all on table "{schema_name}".called to public')
+    yield schema_name
+    database.ask(f'drop schema "{schema_name}" cascade')
+
+
+def planted_calls(database: Any, search_path: str) -> list[Any]:
+    return database.ask(f'select distinct role, call from "{search_path}".called order by 1, 2')
 
 
 def test_unprivileged_role_cannot_listen_for_id_hashes(database, make_driver) -> None:
@@ -56,3 +117,43 @@ def test_replies_of_an_honest_server_replace_no_session(database) -> None:
         client.inspect()
         assert probe_sql.session(client) is session
         assert before - session.relay.bytes_left < 100 * pairs
+
+
+def test_planted_functions_are_not_called_as_the_schemas_owner(database, search_path) -> None:
+    """Else another role could run what it likes as the owner, often a superuser, when it creates or upgrades the
+    schema, or grants rights."""
+    with database.server.connect(options=f"-c search_path={search_path}") as owner:
+        for script in (schema.text(database.schema), schema.grants("postgres", database.schema)):
+            owner.execute(script.encode())
+    assert planted_calls(database, search_path) == []
+
+
+def test_planted_functions_are_not_called_by_a_client(database, search_path, background_waiter) -> None:
+    database.ask(schema.text(database.schema).replace("%", "%%"))
+    url = database.url(options=f"-c search_path={search_path}")
+    with Client(url) as client, Client(url) as other:
+        with client.lock("job") as lease:
+            lease.renew()
+            with background_waiter(other, "job") as got:
+                assert [holding.state for holding in client.inspect()] == ["held", "waiting"]
+                with psycopg.connect(database.server.url(), options=f"-c search_path={search_path}") as connection:
+                    transaction.check(lease, connection)
+                    transaction.release_on_commit(lease, connection)
+        got[0].release()
+        assert probe_sql.session(client).server.direct
+    assert health.probe(url).up
+    assert planted_calls(database, search_path) == []
+
+
+def test_planted_operators_let_no_stale_token_pass(database, search_path) -> None:
+    url = f"{database.server.url()}?options={quote(f'-c search_path={search_path}')}"
+    engine = sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with psycopg.connect(url) as connection, engine.connect() as alchemy:
+        SQLFence(connection, "stock").create()
+        SQLFence(connection, "stock").write(7, "select 1")
+        with pytest.raises(StaleToken):
+            SQLFence(connection, "stock").write(6, "select 1")
+        with pytest.raises(StaleToken):
+            AlchemyFence(alchemy, "stock").claim(6)
+    engine.dispose()
+    assert planted_calls(database, search_path) == []

@@ -91,15 +91,19 @@ def open(config: EngineConfig, runtime: Runtime, registry: ClaimRegistry) -> Mys
 
 
 def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
-    """See `leasehold.engines.lease_check_sql`."""
+    """See `leasehold.engines.lease_check_sql`. In hex, because the procedures take bytes: those of a text depend on the
+    character set of the caller's connection."""
     prefix = _procedures_prefix(config, "check")
-    return f"call {prefix}.lh_check_v1(:namespace, :name, :token)", f"call {prefix}.lh_in_transaction_v1()"
+    return (
+        f"call {prefix}.lh_check_v1(unhex(:namespace_hex), unhex(:name_hex), :token)",
+        f"call {prefix}.lh_in_transaction_v1()",
+    )
 
 
 def release_on_commit_sql(config: EngineConfig) -> Sequence[str]:
     """See `leasehold.engines.release_on_commit_sql`."""
     prefix = _procedures_prefix(config, "release")
-    return (f"call {prefix}.lh_release_on_commit_v1(:namespace, :name, :token, :id_hash)",)
+    return (f"call {prefix}.lh_release_on_commit_v1(unhex(:namespace_hex), unhex(:name_hex), :token, :id_hash)",)
 
 
 def _procedures_prefix(config: EngineConfig, what: str) -> str:

@@ -37,12 +37,16 @@ _SETTINGS: Final = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "15000",
 }
+# Functions are named with their schema, and operators only used on types for which PostgreSQL has them exactly: a role
+# that may create functions in a schema of the search_path can make others that fit better, and run as this role.
 _SESSION_QUERY: Final = b"""
-select pg_backend_pid() = $1::integer, pg_is_in_recovery(), current_setting('fsync'),
-    (select oid from pg_database where datname = current_database())
-        || ' ' || extract(epoch from pg_postmaster_start_time()),
-    (select count(set_config(name, value, false)) from unnest($2::text[], $3::text[]) as wanted (name, value)
-        where pg_backend_pid() = $1::integer and current_setting(name, true) is not null)
+select pg_catalog.pg_backend_pid() = $1::integer, pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('fsync'),
+    pg_catalog.concat(
+        (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database()), ' ',
+        extract(epoch from pg_catalog.pg_postmaster_start_time())),
+    (select pg_catalog.count(pg_catalog.set_config(name, value, false))
+        from unnest($2::text[], $3::text[]) as wanted (name, value)
+        where pg_catalog.pg_backend_pid() = $1::integer and pg_catalog.current_setting(name, true) is not null)
 """
 
 

@@ -57,7 +57,7 @@ class PgConnection(connection.SerialConnection):
         }
         # A row as one value: reading a value from libpq takes a call.
         self._statements["inspect"] = (
-            f"select json_build_array({_LISTED}) from {prefix}.lh_inspect_v1({_params(3)})".encode()  # noqa: S608  # quoted
+            f"select pg_catalog.json_build_array({_LISTED}) from {prefix}.lh_inspect_v1({_params(3)})".encode()  # noqa: S608  # quoted
         )
 
     def _statement(self, verb: str) -> bytes:

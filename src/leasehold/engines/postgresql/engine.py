@@ -49,7 +49,7 @@ def lease_check_sql(config: EngineConfig) -> tuple[str, str]:
     """See `leasehold.engines.lease_check_sql`. The row lock of the first statement assigns its transaction an id; the
     second checks that there is one."""
     held = f"select 1 where {schema.quote_identifier(parse_url(config).schema)}.lh_check_v1(:namespace, :name, :token)"
-    return held, "select 1 where pg_current_xact_id_if_assigned() is not null"
+    return held, "select 1 where pg_catalog.pg_current_xact_id_if_assigned() is not null"
 
 
 def release_on_commit_sql(config: EngineConfig) -> Sequence[str]:
@@ -57,6 +57,6 @@ def release_on_commit_sql(config: EngineConfig) -> Sequence[str]:
     second recognizes that it is not a transaction of its own."""
     prefix = schema.quote_identifier(parse_url(config).schema)
     return (
-        "select pg_current_xact_id()",
+        "select pg_catalog.pg_current_xact_id()",
         f"select {prefix}.lh_release_on_commit_v1(:namespace, :name, :token, :id_hash)",
     )

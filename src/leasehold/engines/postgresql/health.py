@@ -37,34 +37,41 @@ from leasehold.engines.sql.session import Row, SqlConnectionLost, SqlServerError
 from leasehold.errors import Unavailable
 from leasehold.runtime.base import Runtime
 
-_TIME: Final = b"select extract(epoch from clock_timestamp())"
+# Functions are named with their schema: see `_SESSION_QUERY` in connect.py.
+_TIME: Final = b"select extract(epoch from pg_catalog.clock_timestamp())"
 _SETTINGS: Final = b"""
-select pg_is_in_recovery(), current_setting('server_version'), current_setting('fsync'),
-    current_setting('full_page_writes'), current_setting('synchronous_commit'), current_setting('max_connections'),
-    (select setting from pg_settings where name = 'data_directory'), current_setting('synchronous_standby_names')
+select pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('server_version'),
+    pg_catalog.current_setting('fsync'), pg_catalog.current_setting('full_page_writes'),
+    pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('max_connections'),
+    (select setting from pg_catalog.pg_settings where name = 'data_directory'),
+    pg_catalog.current_setting('synchronous_standby_names')
 """
 _SIZES: Final = b"""
-select pg_database_size(current_database()), sum(numbackends), sum(blks_hit), sum(blks_hit) + sum(blks_read)
-    from pg_stat_database
+select pg_catalog.pg_database_size(pg_catalog.current_database()), pg_catalog.sum(numbackends),
+    pg_catalog.sum(blks_hit), pg_catalog.sum(blks_hit) + pg_catalog.sum(blks_read)
+    from pg_catalog.pg_stat_database
 """
 # The number of standbys, of those whose lag is known, and the longest lag. An idle standby has no lag, but has replayed
 # all that was sent.
 _STANDBYS: Final = b"""
-select count(*), count(lag), max(lag) from (
+select pg_catalog.count(*), pg_catalog.count(lag), pg_catalog.max(lag) from (
     select coalesce(extract(epoch from replay_lag), case when replay_lsn >= sent_lsn then 0 end) as lag
-        from pg_stat_replication) as standby
+        from pg_catalog.pg_stat_replication) as standby
 """
 _OWN_LAG: Final = b"""
-select case when not exists (select from pg_stat_wal_receiver) then null
-    when pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() then 0
-    else extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp()) end
+select case when not exists (select from pg_catalog.pg_stat_wal_receiver) then null
+    when pg_catalog.pg_last_wal_receive_lsn() = pg_catalog.pg_last_wal_replay_lsn() then 0
+    else extract(epoch from pg_catalog.clock_timestamp() - pg_catalog.pg_last_xact_replay_timestamp()) end
 """
 # As far as the server's statistics know. Every role may read them.
-_TABLES: Final = rb"""
-select string_agg(relname || ' ' || n_live_tup || ' ' || n_dead_tup, ',' order by relname)
-    from pg_stat_user_tables where schemaname = $1 and relname like 'lh\_%'
+_TABLES: Final = b"""
+select pg_catalog.string_agg(pg_catalog.concat_ws(' ', relname, n_live_tup, n_dead_tup), ',' order by relname)
+    from pg_catalog.pg_stat_user_tables where schemaname = $1 and pg_catalog.starts_with(relname::text, 'lh_')
 """
-_GSS: Final = b"select coalesce(bool_or(encrypted), false) from pg_stat_gssapi where pid = pg_backend_pid()"
+_GSS: Final = b"""
+select coalesce(pg_catalog.bool_or(encrypted), false) from pg_catalog.pg_stat_gssapi
+    where pid = pg_catalog.pg_backend_pid()
+"""
 _ADVICE: Final = {
     "fsync": "a crash of the machine may corrupt or lose all locks: set fsync = on",
     "full_page_writes": "a crash of the machine may corrupt the tables: set full_page_writes = on",

@@ -23,7 +23,8 @@ from leasehold.runtime.base import Runtime
 _MAX_WAIT: Final = 3600.0
 _LISTEN: Final = (
     "listen lh_{address}; "
-    "select pg_advisory_lock(('x' || left(encode(sha256('{address}'), 'hex'), 16))::bit(64)::bigint)"
+    "select pg_catalog.pg_advisory_lock(('x' || pg_catalog.left("
+    "pg_catalog.encode(pg_catalog.sha256('{address}'), 'hex'), 16))::bit(64)::bigint)"
 )
 
 

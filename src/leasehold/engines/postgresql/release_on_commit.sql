@@ -98,9 +98,9 @@ $lh$;
 do $lh$
 begin
     if not exists (
-        select 1 from pg_trigger t join pg_class c on c.oid = t.tgrelid
+        select 1 from pg_catalog.pg_trigger t join pg_catalog.pg_class c on c.oid = t.tgrelid
         where t.tgname = 'lh_commit' and c.relnamespace = (
-            select relnamespace from pg_class where oid = (select tableoid from "leasehold".lh_meta)))
+            select relnamespace from pg_catalog.pg_class where oid = (select tableoid from "leasehold".lh_meta)))
     then
         create constraint trigger lh_commit after insert on "leasehold".lh_on_commit
             deferrable initially deferred for each row execute function "leasehold".lh_commit_v1();

@@ -54,11 +54,12 @@ declare
     _function regprocedure;
 begin
     for _function in
-        select p.oid from pg_proc p
-        where p.proname ~ '^lh_({names})_v[0-9]+$' and p.pronamespace = (
-            select relnamespace from pg_class where oid = (select tableoid from {quote_identifier(schema)}.lh_meta))
+        select p.oid from pg_catalog.pg_proc p
+        where p.proname::text ~ '^lh_({names})_v[0-9]+$' and p.pronamespace = (
+            select relnamespace from pg_catalog.pg_class
+            where oid = (select tableoid from {quote_identifier(schema)}.lh_meta))
     loop
-        execute format('grant execute on function %s to %I', _function, {_literal(role)});
+        execute pg_catalog.format('grant execute on function %s to %I', _function, {_literal(role)});
     end loop;
 end
 $lh$;

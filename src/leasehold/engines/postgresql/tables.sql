@@ -12,12 +12,16 @@
 -- A name without holders, waiters and a limit that was set has no row. Only the functions below use these tables: no role but their owner
 -- needs a right to them.
 
--- Run this file as one transaction. The advisory lock admits one client at a time. The statement after it makes the
+-- Run this file as one transaction. What runs outside of the functions names other functions with their schema, and uses
+-- operators only on types for which PostgreSQL has them exactly: a role that may create functions in a schema of the
+-- owner's search_path can make others that fit better, which would run as the owner.
+--
+-- The advisory lock admits one client at a time. The statement after it makes the
 -- session process invalidations: its caches may still say that what another client created meanwhile does not exist.
 do $lh$
 begin
-    perform pg_advisory_xact_lock(7308620182131241331);
-    perform 1 from pg_namespace limit 1;
+    perform pg_catalog.pg_advisory_xact_lock(7308620182131241331);
+    perform 1 from pg_catalog.pg_namespace limit 1;
 end
 $lh$;
 
@@ -89,8 +93,8 @@ create table if not exists "leasehold".lh_waiter (
 do $lh$
 begin
     if not exists (
-        select 1 from pg_class where relname = 'lh_waiter_next' and relnamespace = (
-            select relnamespace from pg_class where oid = (select tableoid from "leasehold".lh_meta)))
+        select 1 from pg_catalog.pg_class where relname = 'lh_waiter_next' and relnamespace = (
+            select relnamespace from pg_catalog.pg_class where oid = (select tableoid from "leasehold".lh_meta)))
     then
         create unique index lh_waiter_next on "leasehold".lh_waiter (namespace, name, ticket) where not passed;
         create unique index lh_waiter_passed on "leasehold".lh_waiter (namespace, name, ticket) where passed;

@@ -305,10 +305,11 @@ declare
     _function regprocedure;
 begin
     for _function in
-        select p.oid from pg_proc p where p.proname like 'lh\_%' and p.pronamespace = (
-            select relnamespace from pg_class where oid = (select tableoid from "leasehold".lh_meta))
+        select p.oid from pg_catalog.pg_proc p where pg_catalog.starts_with(p.proname::text, 'lh_')
+            and p.pronamespace = (
+                select relnamespace from pg_catalog.pg_class where oid = (select tableoid from "leasehold".lh_meta))
     loop
-        execute format('revoke all on function %s from public', _function);
+        execute pg_catalog.format('revoke all on function %s from public', _function);
     end loop;
 end
 $lh$;

@@ -21,14 +21,16 @@ class FenceDialect(NamedTuple):
     zero_rows_means_stale: bool  # raise_token counts 0 rows only if stale; MySQL counts 0 if nothing changes, too
     lock_row: str  # suffix: no other transaction changes the row before this one ends
     share_row: str
+    is_resource: str = "resource = :resource"  # the condition for the resource's rows
     before_create: Sequence[str] = ()  # makes concurrent `create table` statements wait for each other
 
 
 _UPSERT = """insert into {table} (resource, slot, token) values (:resource, :slot, :token)
 on conflict (resource, slot) do update set token = excluded.token where {table}.token <= excluded.token"""
-_UPSERT_MYSQL = """insert into {table} (resource, slot, token) values (:resource, :slot, :token)
+# Hex, because the column has bytes: those of a text depend on the character set of the caller's connection.
+_UPSERT_MYSQL = """insert into {table} (resource, slot, token) values (unhex(:resource_hex), :slot, :token)
 on duplicate key update token = greatest(token, values(token))"""
-SELECT_HIGHEST: Final = "select token from {table} where resource = :resource and slot = :slot"
+SELECT_HIGHEST: Final = "select token from {table} where {is_resource} and slot = :slot"
 
 _DIALECTS: Final = {
     "sqlite": FenceDialect("text", "", _UPSERT, True, "", ""),
@@ -40,12 +42,20 @@ _DIALECTS: Final = {
         True,
         " for update",
         " for share",
-        [f"select pg_advisory_xact_lock({int.from_bytes(b'lhfence')})"],
+        # PostgreSQL has no operator for varchar itself: without the schema, that of any role would fit better.
+        "resource operator(pg_catalog.=) :resource",
+        [f"select pg_catalog.pg_advisory_xact_lock({int.from_bytes(b'lhfence')})"],
     ),
     # At repeatable read, a plain read shows the highest token of an older snapshot: only a locking read is current. The
     # table must be InnoDB, whatever the server's default: other engines do not keep rows locked for a transaction.
     "mysql": FenceDialect(
-        "varbinary(255)", " engine=InnoDB", _UPSERT_MYSQL, False, " for update", " lock in share mode"
+        "varbinary(255)",
+        " engine=InnoDB",
+        _UPSERT_MYSQL,
+        False,
+        " for update",
+        " lock in share mode",
+        "resource = unhex(:resource_hex)",
     ),
 }
 

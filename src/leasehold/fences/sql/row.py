@@ -35,6 +35,7 @@ async def check_and_raise(
     dialect = fence_dialect(database)
     values = {
         "resource": resource,
+        "resource_hex": resource.encode().hex(),
         "slot": NO_SLOT if token_info.slot is None else token_info.slot,
         "token": token_info.token,
     }
@@ -43,7 +44,7 @@ async def check_and_raise(
         if dialect.zero_rows_means_stale and raised.row_count > 0:
             return
     suffix = dialect.share_row if token_info.shared else dialect.lock_row
-    rows, _ = await run(SELECT_HIGHEST.format(table=table) + suffix, values)
+    rows, _ = await run(SELECT_HIGHEST.format(table=table, is_resource=dialect.is_resource) + suffix, values)
     highest_token = int(rows[0][0]) if rows else NO_TOKEN
     if highest_token > token_info.token:
         raise_stale(lease, token_info, highest_token, resource, "sql")
