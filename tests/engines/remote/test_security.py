@@ -226,9 +226,9 @@ def test_key_that_is_another_each_time_is_tried_twice(start_server):
     the deadline. Then the error said that the call had not been sent."""
     server = start_server(lambda call: response(401, problem("unauthorized")["problem"]))
     keys = (f"{KEY}{number}" for number in count())
-    with Client(f"http://127.0.0.1:{server.port}", password=lambda: next(keys)) as client:
-        with pytest.raises(AccessDenied):
-            client.lock("job").acquire(wait=0)
+    client = Client(f"http://127.0.0.1:{server.port}", password=lambda: next(keys))
+    with client, pytest.raises(AccessDenied):
+        client.lock("job").acquire(wait=0)
     assert server.verbs() == ["attempt"] * 2
 
 
