@@ -134,9 +134,9 @@ def rpc_to(server: FakeServer) -> Iterator[tuple[RpcClient, Threads]]:
 
 def test_keep_alive_of_another_lease_is_no_answer() -> None:
     """The client asked again, thousands of times a second, until the deadline of each renewal."""
-    with rpc_to(FakeServer(OK_REPLY)) as (rpc, runtime):
-        with pytest.raises(Unavailable, match="invalid reply to a keep-alive"):
-            run_sync(rpc.keep_alive([6], runtime.now() + 2))
+    invalid = pytest.raises(Unavailable, match="invalid reply to a keep-alive")
+    with rpc_to(FakeServer(OK_REPLY)) as (rpc, runtime), invalid:
+        run_sync(rpc.keep_alive([6], runtime.now() + 2))
 
 
 def test_no_address_is_tried_after_the_deadline() -> None:
