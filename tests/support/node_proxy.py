@@ -16,6 +16,7 @@ class NodeProxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.port: int = self._listener.getsockname()[1]
         self.answer: Callable[[bytes], Iterator[bytes]] | None = None  # to a request; None: forward
+        self.cuts_off = False  # each subscription, once the client knows of it
         self.accepted = self.subscribed = 0  # connections so far
         self.sent = 0  # bytes of answers that clients have accepted
         self.refused = 0  # answers that a client did not read to the end
@@ -67,4 +68,6 @@ class NodeProxy:
         with suppress(OSError):
             while data := server.recv(_CHUNK):
                 client.sendall(data)
+                if self.cuts_off and b"subscribe" in data:
+                    break
             client.shutdown(socket.SHUT_RDWR)

@@ -16,6 +16,7 @@ from leasehold.runtime.base import Runtime, Signal
 from leasehold.runtime.net.blocking import SocketStream
 
 _ACTIVE_TIMEOUT: Final = 1.0  # seconds that an attempt waits for its notifications
+STABLE_AFTER: Final = 5.0  # seconds: a connection that ended sooner counts as a miss, even if notifications came
 
 
 class PushStatus(ABC):
@@ -88,6 +89,14 @@ class ListenerThread(PushStatus):
             if not isinstance(error, RuntimeError):
                 raise
             self._thread_log.warning("cannot start a thread for push notifications, falling back to polling")
+
+    def _count_misses(self, misses: int, seconds: float, failed_unexpectedly: bool) -> int:
+        """After a connection of so many seconds: how many misses there were in a row. The pauses become longer with
+        them, also behind a proxy that cuts off each connection as soon as notifications arrive."""
+        succeeded, self._succeeded = self._succeeded and not failed_unexpectedly, False
+        misses = 0 if succeeded and seconds >= STABLE_AFTER else misses + 1
+        self._failing = not succeeded or misses > 1  # else the next connection is worth waiting for
+        return misses
 
     def drop_connection(self) -> None:
         """Close the connection, from any thread: the listener opens a new one."""

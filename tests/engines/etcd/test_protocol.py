@@ -22,7 +22,7 @@ from harness.servers.proxy import Proxy
 from leasehold import Client, ConfigError, LeaseholdError, Unavailable
 from leasehold.config import EngineConfig
 from leasehold.engines.etcd import messages
-from leasehold.engines.etcd.grpc import frames
+from leasehold.engines.etcd.grpc import connect, frames
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import GrpcStream, encode_frame
 from leasehold.engines.etcd.grpc.hpack import Header, HeaderDecoder, ProtocolError, encode_literal
@@ -130,6 +130,19 @@ def rpc_to(server: FakeServer) -> Iterator[tuple[RpcClient, Threads]]:
     finally:
         rpc.close()
         server.close()
+
+
+def test_keep_alive_of_another_lease_is_no_answer() -> None:
+    """The client asked again, thousands of times a second, until the deadline of each renewal."""
+    invalid = pytest.raises(Unavailable, match="invalid reply to a keep-alive")
+    with rpc_to(FakeServer(OK_REPLY)) as (rpc, runtime), invalid:
+        run_sync(rpc.keep_alive([6], runtime.now() + 2))
+
+
+def test_no_address_is_tried_after_the_deadline() -> None:
+    """Each of the addresses of a host took another millisecond, and a name server may give thousands."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TimeoutError):
+        connect.open_socket(["127.0.0.1"] * 2, listener.getsockname()[1], lambda: 5.0, 5.0)
 
 
 COMPLETE_REPLY = OK_REPLY + encode_frame(frames.HEADERS, 5, 1, END_HEADERS)

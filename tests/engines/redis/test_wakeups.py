@@ -22,6 +22,7 @@ from leasehold.runtime.base import run_sync
 from leasehold.runtime.net.blocking import SocketStream
 from leasehold.runtime.threads import Threads, boot_clock
 from tests.support import probe, probe_redis
+from tests.support.node_proxy import NodeProxy
 from tests.support.redis_servers import url, wait_until_queued
 from tests.support.timing import check_elapsed, check_seconds
 
@@ -268,6 +269,18 @@ def test_client_still_receives_wakeups_after_foreign_messages(server) -> None:
 
 
 @ON_VALKEY_TOO
+def test_subscription_that_ends_at_once_is_repeated_ever_less_often(server, wait_until) -> None:
+    """Through a proxy that cuts off subscriptions, a client connected fifty times a second."""
+    proxy = NodeProxy(server.port)
+    proxy.cuts_off = True
+    with Client(f"redis://127.0.0.1:{proxy.port}") as client:
+        client.lock("job").acquire().release()
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() > began + 3)
+        assert 2 < proxy.subscribed < 30
+    proxy.close()
+
+
 def test_silent_subscription_is_detected_and_replaced(server, proxy, monkeypatch) -> None:
     monkeypatch.setattr(pubsub, "HEARTBEAT_INTERVAL", 0.3)  # seconds of silence before the listener sends a PING
     with Client(f"redis://127.0.0.1:{proxy.port}", call_timeout=0.3) as client:

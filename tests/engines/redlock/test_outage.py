@@ -11,6 +11,7 @@ import random
 import socket
 import threading
 import time
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -55,6 +56,25 @@ def test_silent_name_server_of_two_of_five_nodes_delays_no_lock(nodes, monkeypat
             assert not end.is_set()
             lease.release()
         end.set()
+
+
+def test_second_address_of_nodes_whose_first_is_silent_is_tried(start_nodes, monkeypatch) -> None:
+    """Such as an IPv6 address to which nothing leads: a blocking client never tried another one."""
+    nodes, original = start_nodes().all, socket.getaddrinfo
+
+    def getaddrinfo(host, *args, **kwargs):
+        if host != "dual.example":
+            return original(host, *args, **kwargs)
+        return [(socket.AF_INET, 1, 6, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    url = "redlock://" + ",".join(f"dual.example:{node.port}" for node in nodes)
+    with ExitStack() as silent, Client(url, call_timeout=3) as client:
+        for node in nodes:
+            silent.enter_context(socket.create_server(("127.0.0.2", node.port)))
+        with suppress(Unavailable):
+            client.lock("job").acquire().release()
+        client.lock("job").acquire().release()
 
 
 # ---------------------------------------------------------------------- killed

@@ -92,3 +92,13 @@ def test_node_without_new_connections_delays_no_notification(nodes, proxied_node
         assert probe_redlock.nodes(client)[0].missed_releases
         assert operator.break_lock("job", token=lease.token)
         wait_until(lambda: lease.state == "LOST", 60)
+
+
+def test_subscription_that_ends_at_once_is_repeated_ever_less_often(proxied_node, wait_until) -> None:
+    url, proxy = proxied_node
+    proxy.cuts_off = True
+    with Client(url) as client:
+        client.lock("job").acquire().release()
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() > began + 3)
+        assert 2 < proxy.subscribed < 30

@@ -1,6 +1,7 @@
 """The stream of wake-ups: it moves with its client, comes back after every failure, and without it waiters poll."""
 
 import gc
+import json
 import logging
 import threading
 import time
@@ -101,6 +102,19 @@ def test_stream_comes_back_after_every_failure(driver, start_server, wait_until)
         wait_until(lambda count=number: driver.listener.active and _streams_begun(server) == count)
         server.hang_up()
     wait_until(lambda: driver.listener.active and _streams_begun(server) == 4)
+
+
+def test_stream_that_ends_at_once_is_opened_ever_less_often(driver, start_server, wait_until):
+    """Behind a proxy that cuts off streams, a client opened sixty a second, and its waiters attempted each time."""
+    server = start_server(queued)
+    event = b"data: " + json.dumps(server.stream_begin).encode() + b"\n\n"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(event)
+    server.stream_begin = Raw(head + event)
+    driver.open(server)
+    driver.attempt(driver.claim(queue=True))
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() > began + 3)
+    assert 3 < _streams_begun(server) < 30
 
 
 @pytest.mark.parametrize(

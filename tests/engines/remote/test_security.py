@@ -10,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 
 import pytest
 
@@ -218,6 +219,17 @@ def test_replaced_key_file_is_read_again(start_server, tmp_path):
         client.lock("job").acquire(wait=0).release()
         write_key(file, "")
         client.lock("job").acquire(wait=0).release()
+
+
+def test_key_that_is_another_each_time_is_tried_twice(start_server):
+    """A function that makes a new key for each call was called, and the server asked, thousands of times a second until
+    the deadline. Then the error said that the call had not been sent."""
+    server = start_server(lambda call: response(401, problem("unauthorized")["problem"]))
+    keys = (f"{KEY}{number}" for number in count())
+    client = Client(f"http://127.0.0.1:{server.port}", password=lambda: next(keys))
+    with client, pytest.raises(AccessDenied):
+        client.lock("job").acquire(wait=0)
+    assert server.verbs() == ["attempt"] * 2
 
 
 def test_api_key_is_sent_but_shown_nowhere(start_server, monkeypatch, caplog, tmp_path):

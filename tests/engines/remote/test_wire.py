@@ -255,6 +255,13 @@ def test_problem_of_a_server_is_shown_on_one_bounded_line():
     assert len(text) <= 200
 
 
+@pytest.mark.parametrize(("sent", "found"), [(2.5, 2.5), (3600, 60.0), (1e14, 60.0)])
+def test_server_makes_no_caller_pause_for_more_than_a_minute(sent, found):
+    """One forged answer made a waiter without an end of its `wait` sleep for ever."""
+    problem = {"type": "x/overloaded", "done": False, "retry_after": sent}
+    assert wire.error_from_problem(problem, "http").retry_in == found
+
+
 def test_text_without_an_encoding_is_replaced():
     assert json.loads(wire.encode({"host": "ä\ud83d"})) == {"host": "ä?"}
 

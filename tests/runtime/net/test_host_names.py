@@ -13,7 +13,7 @@ import pytest
 
 from leasehold.runtime.net.blocking import SocketAddress
 from leasehold.runtime.net.fanout_blocking import NonblockingConnection
-from leasehold.runtime.net.host_names import resolve_blocking, start_look_up
+from leasehold.runtime.net.host_names import note_connect, resolve_blocking, start_look_up
 from tests.support import probe_runtime
 
 
@@ -51,6 +51,30 @@ def test_address_gets_the_port_and_keeps_its_scope(names) -> None:
     names.may_answer.set()
     found = resolve_blocking("a.example", 80, 60)
     assert found == [(socket.AF_INET6, ("::1", 80, 0, 3)), (socket.AF_INET, ("127.0.0.1", 80))]
+
+
+def test_address_that_did_not_connect_the_last_time_comes_last(names) -> None:
+    """Else each call would begin with a silent address, and have no time for another one."""
+    names.may_answer.set()
+    first, second = resolve_blocking("a.example", 81, 60)
+    note_connect(first, succeeded=False)
+    assert resolve_blocking("a.example", 81, 60) == [second, first]
+    assert resolve_blocking("a.example", 82, 60)[0][1][0] == first[1][0], "it is another server"
+    note_connect(second, succeeded=False)
+    assert resolve_blocking("a.example", 81, 60) == [first, second]
+    note_connect(first, succeeded=True)
+    note_connect(second, succeeded=True)
+    assert resolve_blocking("a.example", 81, 60) == [first, second]
+
+
+def test_bounded_number_of_addresses_that_did_not_connect_is_kept(names) -> None:
+    names.may_answer.set()
+    first, second = resolve_blocking("a.example", 83, 60)
+    for port in (83, *range(1000, 2000)):
+        note_connect((socket.AF_INET6, ("::1", port, 0, 3)), succeeded=False)
+    assert resolve_blocking("a.example", 83, 60) == [first, second]
+    for port in range(1000, 2000):
+        note_connect((socket.AF_INET6, ("::1", port, 0, 3)), succeeded=True)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])

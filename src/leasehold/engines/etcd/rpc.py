@@ -177,7 +177,7 @@ class RpcClient:
         connection, stream = await self._start_call(
             messages.LEASE_KEEP_ALIVE, messages.encode(messages.LeaseId(leases[0])), deadline, False, len(leases)
         )
-        sent_at = self._runtime.now()
+        sent_at, wanted = self._runtime.now(), set(leases)
         try:
             for lease in leases[1:]:
                 connection.send(stream, messages.encode(messages.LeaseId(lease)))
@@ -190,6 +190,8 @@ class RpcClient:
                     if not await stream.wait(deadline - self._runtime.now()):
                         raise ConnectionBroken("no answer in time")
                 reply = self._decode_reply(messages.LEASE_KEEP_ALIVE, [stream.messages.pop(0)])
+                if reply.id not in wanted:  # else the call would ask again, without a pause, until its deadline
+                    raise ConnectionBroken("etcd sent an invalid reply to a keep-alive")
                 ttls[reply.id] = max(reply.ttl, 0)
             self._memory.last_answer = self._runtime.now() - sent_at
         except ConnectionBroken:

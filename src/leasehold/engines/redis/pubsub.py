@@ -127,7 +127,7 @@ class PubSubListener(ListenerThread, BaseSubscription):
         async def run(runtime: Runtime) -> None:
             misses = 0
             while not stop_flag and self._registry_ref() is not None:
-                failed_unexpectedly = False
+                failed_unexpectedly, began = False, runtime.now()
                 try:
                     await self._listen(runtime, stop_flag)
                 except (*CONNECTION_ERRORS, LeaseholdError) as error:
@@ -138,9 +138,7 @@ class PubSubListener(ListenerThread, BaseSubscription):
                 except Exception as error:  # without this thread no waiter is woken
                     log_unexpected(_log, "the thread for push notifications", error)
                     failed_unexpectedly = True  # even if it had subscribed: the pauses must become longer
-                succeeded, self._succeeded = self._succeeded and not failed_unexpectedly, False
-                misses = 0 if succeeded else misses + 1
-                self._failing = not succeeded  # after a lost connection the next one is worth waiting for
+                misses = self._count_misses(misses, runtime.now() - began, failed_unexpectedly)
                 self._on_disconnect()
                 if (registry := self._registry_ref()) is not None:
                     self._recheck_timer.wake_due(registry, float("inf"))  # waiters now have to keep the time themselves

@@ -16,6 +16,7 @@ from typing import Any, Final
 import hiredis
 
 from leasehold.core.timing import HEARTBEAT_INTERVAL, backoff
+from leasehold.engines.listener_thread import STABLE_AFTER
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands
@@ -43,6 +44,7 @@ class _NodeSubscription:
     def __init__(self) -> None:
         self.active = self.awaiting_reply = self.uncounted = False
         self.due_at, self.failures = 0.0, 0  # due_at: when to subscribe, ping or give up
+        self.began, self.misses = float("inf"), 0  # began: when it was last confirmed; misses: as in `_count_misses`
         self.releases_sent, self.releases_due_at = 0, 0.0  # missed, on a connection of their own; due_at: as above
 
 
@@ -157,12 +159,10 @@ class NodeSubscriptions(PubSubListener):
             self._on_node_disconnect(subscription, runtime)
 
     def _on_node_disconnect(self, subscription: _NodeSubscription, runtime: Runtime) -> None:
-        subscription.active, subscription.awaiting_reply, subscription.failures = (
-            False,
-            False,
-            subscription.failures + 1,
-        )
-        subscription.due_at = runtime.now() + backoff(subscription.failures, 0.02, 1.0, 0.5 + runtime.random() / 2)
+        now, subscription.failures = runtime.now(), subscription.failures + 1
+        subscription.misses = 0 if now - subscription.began >= STABLE_AFTER else subscription.misses + 1
+        subscription.active, subscription.awaiting_reply, subscription.began = False, False, float("inf")
+        subscription.due_at = now + backoff(subscription.misses, 0.02, 1.0, 0.5 + runtime.random() / 2)
         self._update_majority()
 
     def _on_node_reply(self, connections: ConnectionGroup, index: int, reply: Any, runtime: Runtime) -> None:
@@ -186,7 +186,7 @@ class NodeSubscriptions(PubSubListener):
         if registry is None or len(reply) < 2:
             return
         if reply[0] == self._pubsub_commands.subscribe.lower().encode():
-            subscription.active, subscription.failures = True, 0
+            subscription.active, subscription.failures, subscription.began = True, 0, runtime.now()
             self._update_majority()
             for id_hash, _ in snapshot_items(registry.waiting):  # wake-ups may have been lost meanwhile
                 registry.on_notification("recheck", id_hash, 0.0, None)

@@ -51,7 +51,7 @@ class Listener(ListenerThread):
         async def run(runtime: Runtime) -> None:
             misses = 0
             while not stop_flag and self._registry_ref() is not None:
-                server, failed_unexpectedly = self._servers.current, False
+                server, failed_unexpectedly, began = self._servers.current, False, runtime.now()
                 try:
                     self._listen(server, runtime, stop_flag)
                 except (OSError, LeaseholdError) as error:
@@ -60,10 +60,8 @@ class Listener(ListenerThread):
                     log_unexpected(_log, _THREAD, error)
                     failed_unexpectedly = True  # even if the stream had begun: the pauses must become longer
                 self.active = False
-                succeeded, self._succeeded = self._succeeded and not failed_unexpectedly, False
-                misses = 0 if succeeded else misses + 1
-                self._failing = not succeeded  # a lost stream will be back soon: worth waiting for
-                if not succeeded:
+                misses = self._count_misses(misses, runtime.now() - began, failed_unexpectedly)
+                if self._failing:
                     self.wake_attempts()
                 if not stop_flag:
                     await runtime.sleep(backoff(misses, 0.02, 1.0, 0.5 + runtime.random() / 2))

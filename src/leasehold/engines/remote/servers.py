@@ -18,6 +18,7 @@ the engine behind the servers knows a claim by its id (E2, E6). So `Failover.ask
 | was not asked                                   |                                                                   |
 | any other `Unavailable`, also inside a renewal  | the next server, once a second: that server alone may have lost   |
 |                                                 | its engine. Else raise: all servers ask the same engine           |
+| access denied                                   | the same server once more, if the API key is another one by now   |
 | another error                                   | raise it: the engine, or the server, has decided                  |
 
 When all servers have failed, a waiter starts again after a pause, until its `wait` or the deadline ends. If the last
@@ -194,6 +195,7 @@ class Tries:
     failure: tuple[Server, Exception] | None = None  # the last one
     overloaded: tuple[Server, Overloaded] | None = None  # in this round
     fallback: Json | None = None  # a renewal that one server could answer in part
+    read_key_again: bool = False  # after a server had refused it; only once, as a function may give another each time
 
 
 class Failover:
@@ -228,9 +230,10 @@ class Failover:
                 if next_try is NextTry.SAME_SERVER:
                     continue
             except AccessDenied as denied:
-                if not servers.reload_api_key(authorization):
+                if tries.read_key_again or not servers.reload_api_key(authorization):
                     denied._nothing_done = not tries.may_have_arrived
                     raise
+                tries.read_key_again = True
                 continue
             else:
                 if tries.overloaded is None:

@@ -84,6 +84,7 @@ _ID_HASH_LENGTH: Final = 32
 _MAX_INTEGER: Final = 2**63
 _MAX_SECONDS: Final = 1e15
 _MAX_SENT_SECONDS: Final = 1e14
+_MAX_RETRY_IN: Final = 60.0  # a server says 1: one forged answer must not make a waiter sleep for ever
 _CLAIM_DEFAULTS: Final[Mapping[str, object]] = {
     "namespace": "",
     "mode": "exclusive",
@@ -351,6 +352,7 @@ def error_from_problem(value: object, engine: str) -> LeaseholdError:
     if kind == "invalid":
         return ConfigError(text)
     retry_in = _optional(_seconds, problem.get("retry_after"), "retry_after")
+    retry_in = None if retry_in is None else min(retry_in, _MAX_RETRY_IN)
     if problem.get("done") is False:  # else the outcome is unknown, whatever the type says
         # "slow": this process was too busy to send its request in time.
         by_limit = kind in ("overloaded", "too-many", "slow") and retry_in is not None

@@ -70,8 +70,8 @@ class Create2(serialization.Create2):  # type: ignore[misc]
 
 
 class Transaction(serialization.Transaction):  # type: ignore[misc]
-    """All of its operations are applied, or none. The reply is a list, as kazoo expects: empty, or with the error of
-    the operation that failed."""
+    """All of its operations are applied, or none. The reply is a list, because kazoo iterates over it: empty, or with
+    the error of the operation that failed."""
 
     def deserialize(self, reply: bytes, offset: int) -> list[Exception]:
         errors = []

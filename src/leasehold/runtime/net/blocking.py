@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 from weakref import finalize
 
-from leasehold.runtime.net.host_names import Target, resolve_blocking
+from leasehold.runtime.net.host_names import Target, note_connect, resolve_blocking
 from leasehold.runtime.net.tls_socket import TlsSocket
 from leasehold.runtime.polling import POLLIN, new_poll
 
@@ -344,12 +344,14 @@ def connect_socket(address: SocketAddress, tls: ssl.SSLContext | None, clock: Cl
                 sock = tls_sock = TlsSocket(sock, tls, address.host)
                 tls_sock.shake_hands(deadline - clock())
         except OSError as failure:
+            note_connect((family, target), succeeded=False)
             sock.close()
             error = failure
         except BaseException:
             sock.close()
             raise
         else:
+            note_connect((family, target), succeeded=True)
             return sock
     raise error
 

@@ -32,7 +32,7 @@ from leasehold.runtime.net.blocking import (
     ReplyUnasked,
     SocketAddress,
 )
-from leasehold.runtime.net.host_names import LookUp, Target, start_look_up
+from leasehold.runtime.net.host_names import LookUp, Target, note_connect, start_look_up
 from leasehold.runtime.net.tls_socket import OverheadLimit, TlsMemory
 from leasehold.runtime.polling import POLLIN, POLLOUT, new_poll
 
@@ -140,7 +140,8 @@ class NonblockingConnection(BaseConnection):
 
     def __init__(self, server: FanoutServer, parser: Parser, max_batch: int) -> None:
         self._server, self._reply_reader = server, ReplyReader(parser)
-        self._targets: list[Target] = [(UNIX, server.address.path)]
+        self._target: Target = (UNIX, server.address.path)  # the one in use
+        self._targets: list[Target] = [self._target]
         self._look_up: LookUp | None = None  # not answered yet
         self._outgoing = b""  # not accepted by the kernel yet
         self._first_request = b""  # to be sent once the connection is open
@@ -219,7 +220,7 @@ class NonblockingConnection(BaseConnection):
     def _start_connecting(self) -> socket.socket:
         """Start connecting to the next address of the server."""
         while self._targets:
-            family, target = self._targets.pop(0)
+            family, target = self._target = self._targets.pop(0)
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             self._current_socket[:] = [sock]
@@ -228,6 +229,7 @@ class NonblockingConnection(BaseConnection):
             except WOULD_BLOCK:
                 return sock
             except OSError as error:
+                note_connect(self._target, succeeded=False)
                 sock.close()
                 self._error = error
                 continue
@@ -242,6 +244,7 @@ class NonblockingConnection(BaseConnection):
             return
         if self._tls is None:
             if number := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                note_connect(self._target, succeeded=False)
                 self._error = OSError(number, os.strerror(number))
                 self._sock.close()
                 self._sock = self._start_connecting()
@@ -278,8 +281,14 @@ class NonblockingConnection(BaseConnection):
             if len(self.replies) > self._handshake_replies:
                 raise ReplyUnasked
             self._check_handshake(self.replies)
+            note_connect(self._target, succeeded=True)
             self.open, self.replies = True, []
             self._send(self._first_request)
+
+    def note_end(self) -> None:
+        """Begin with another address the next time, unless this one has connected."""
+        if not self.open and self._look_up is None:
+            note_connect(self._target, succeeded=False)
 
     def send_and_close(self, data: bytes) -> None:
         """Send what the kernel accepts at once, but only behind a request that was sent completely, and close."""
@@ -438,6 +447,7 @@ class ConnectionGroup:
         connection = self._connections.pop(number, None)
         if connection is None:
             return
+        connection.note_end()
         fd = next((fd for fd, found in self._server_by_fd.items() if found == number), -1)
         self._server_by_fd.pop(fd, None)
         with suppress(KeyError):

@@ -3,6 +3,9 @@ for as long as the system's configuration says.
 
 So a thread calls it, and callers wait for that thread until their deadline. Callers that look up the same name at the
 same time share a thread: silent name servers cost one thread for each name, however many calls give up.
+
+Of the addresses of a name, those to which no connection could be opened the last time come last. A call gives up a
+silent address only with its deadline, so else the next call would begin with the same one again.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from leasehold.runtime.base import Runtime
 Target: TypeAlias = "tuple[int, Any]"  # a family, and an address that `connect` takes
 
 _MAX_LOOK_UPS: Final = 100  # at a time: a hostile cluster can announce any number of names
+_MAX_FAILED: Final = 1000  # addresses that are remembered
 
 
 class LookUp:
@@ -47,7 +51,8 @@ class LookUp:
             raise socket.gaierror(socket.EAI_AGAIN, "no answer to the name look-up in time")
         if isinstance(self._result, OSError):
             raise type(self._result)(*self._result.args)  # each caller adds its own traceback
-        return [(family, (address[0], port, *address[2:])) for family, address in self._result]
+        found = [(family, (address[0], port, *address[2:])) for family, address in self._result]
+        return sorted(found, key=_failed.__contains__) if len(found) > 1 else found
 
     def run(self) -> None:
         try:
@@ -62,6 +67,21 @@ class LookUp:
                 del _state.under_way[self.host]
         for callback in self._callbacks:
             callback()
+
+
+# The order is that of the failures; any thread may change it, in atomic steps.
+_failed: dict[Target, None] = {}
+
+
+def note_connect(target: Target, succeeded: bool) -> None:
+    """Whether a connection could be opened to this address."""
+    if succeeded:
+        _failed.pop(target, None)
+        return
+    _failed[target] = None
+    if len(_failed) > _MAX_FAILED:
+        with suppress(StopIteration, KeyError, RuntimeError):  # another thread changed it meanwhile
+            del _failed[next(iter(_failed))]
 
 
 class _State:

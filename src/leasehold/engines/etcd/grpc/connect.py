@@ -15,9 +15,10 @@ def open_socket(addresses: Sequence[str], port: int, now: Callable[[], float], d
     all of it. Raises OSError."""
     error: OSError = ConnectionRefusedError("the host has no address")
     for index, address in enumerate(addresses):
-        timeout = (deadline - now()) / (len(addresses) - index)
+        if (left := deadline - now()) <= 0:
+            raise TimeoutError("could not connect in time")
         try:
-            return socket.create_connection((address, port), max(timeout, 0.001))
+            return socket.create_connection((address, port), left / (len(addresses) - index))
         except OSError as refused:
             error = refused
     raise error
