@@ -19,6 +19,12 @@ current: ContextVar[str | None] = ContextVar("leasehold_traceparent", default=No
 
 _FORMAT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?")
 
+# A member of `tracestate`. Of the whole, W3C asks for at most 32, and that 512 characters are passed on.
+_STATE: Final = re.compile(
+    r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+)
+_MAX_STATES, _MAX_STATE_LENGTH = 32, 512
+
 _MAX_LEASES: Final = 100_000
 _of_leases: dict[str, str] = {}  # fingerprint -> trace id; the oldest are dropped
 
@@ -29,6 +35,16 @@ def trace_id(traceparent: str | None) -> str | None:
     if found is None or (found[0].startswith("00") and len(found[0]) != 55):  # version 00 has no further fields
         return None
     return found[1]
+
+
+def trace_state(text: str) -> str:
+    """A `tracestate` that is well formed, else none: OpenTelemetry logs all of one that is not, and for older
+    versions, one of many spaces is work for a tenth of a second."""
+    if len(text) > _MAX_STATE_LENGTH:
+        return ""
+    members = [each.strip(" \t") for each in text.split(",")]
+    well_formed = len(members) <= _MAX_STATES and all(not each or _STATE.fullmatch(each) for each in members)
+    return text if well_formed else ""
 
 
 def current_parent() -> str | None:

@@ -5,7 +5,16 @@ import os
 
 import pytest
 
-from tests.support.running_server import poll, running
+from leasehold.config import EngineConfig
+from leasehold.server.app import App
+from leasehold.server.audit import Audit
+from leasehold.server.auth import Authenticator
+from leasehold.server.limits import Limits
+from leasehold.server.messages import Request
+from leasehold.server.service import Service
+from leasehold.server.settings import LimitSettings
+from leasehold.telemetry.audit import AuditFile
+from tests.support.running_server import in_loop, poll, running
 
 NAME, ID, OTHER = "orders/42", "first-0123456789", "second-0123456789"
 
@@ -44,6 +53,32 @@ def test_audit_log_says_who_was_granted_released_and_broke_what(tmp_path):
     for secret in (ID, OTHER):
         assert secret not in path.read_text() + output
     assert os.stat(path).st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/acquire", {"name": NAME, "id": ID}),
+        ("/v1/calls", [{"do": "attempt", "claim": {"name": NAME, "id": ID, "ttl": 60}}]),
+    ],
+)
+@in_loop
+async def test_record_is_in_the_file_before_the_answer_leaves(tmp_path, path, body):
+    """A server that was killed had answered grants that its audit log did not have."""
+
+    async def read_body():
+        return json.dumps(body).encode()
+
+    service = Service(EngineConfig.parse("memory://", 60.0))
+    with AuditFile(tmp_path / "audit.jsonl") as file:
+        app = App(service, Authenticator(None), Limits(LimitSettings()), Audit(file, required=False))
+        await service.start()
+        try:
+            answer = await app.answer(Request("POST", path, read_body=read_body))
+            assert (answer.status, b"token" in answer.body or b"grant" in answer.body) == (200, True)
+            assert [each["action"] for each in records(tmp_path / "audit.jsonl")] == ["open", "grant"]
+        finally:
+            await service.stop()
 
 
 def test_denied_requests_are_in_the_audit_log(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import json
 import threading
 from contextlib import asynccontextmanager
@@ -53,6 +54,15 @@ async def serving(spans: support.Spans | None):
         await service.stop()
 
 
+class Refusal(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(400, "not\x1b[31mthis")
+
+    def log_message(self, *_):
+        """To no log."""
+
+
 async def ask(app: App, method: str, path: str, body: object = None, **headers: str) -> int:
     async def read_body() -> bytes:
         return json.dumps(body).encode()
@@ -95,6 +105,57 @@ def test_request_is_a_server_span_below_its_traceparent(spans):
         "leasehold.outcome": "granted",
         "leasehold.token": call.attributes["leasehold.token"],
     }
+
+
+@pytest.mark.parametrize(
+    ("state", "passed_on"),
+    [
+        ("congo=t61rcWkgMzE, rojo=00f067aa0ba902b7", {"congo": "t61rcWkgMzE", "rojo": "00f067aa0ba902b7"}),
+        ("tenant@system=a b,,x=1", {"tenant@system": "a b", "x": "1"}),
+        ("a=b\x9b31m", {}),
+        ("a" * 8000, {}),
+        (f"a=b{' ' * 8000},c=d", {}),
+        (",".join(f"a{number}=b" for number in range(33)), {}),
+        ("A=b", {}),
+    ],
+)
+def test_tracestate_that_is_not_well_formed_is_neither_used_nor_logged(spans, caplog, state, passed_on):
+    """OpenTelemetry logged all of it, for callers without a key, too."""
+
+    async def main() -> None:
+        async with serving(spans) as app:
+            body = {"name": "orders/42"}
+            sent = {"traceparent": PARENT, "tracestate": state}
+            headers = [(name.encode(), value.encode("latin-1")) for name, value in sent.items()]
+
+            async def read_body() -> bytes:
+                return json.dumps(body).encode()
+
+            await app.answer(Request("POST", "/v1/acquire", headers, read_body=read_body))
+
+    asyncio.run(main())
+    span = spans.only("POST /v1/acquire")
+    assert (f"{span.context.trace_id:032x}", dict(span.context.trace_state)) == (TRACE, passed_on)
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+
+
+def test_collector_that_refuses_spans_is_a_line_of_the_log_and_delays_nothing(tmp_path):
+    refused = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
+    thread = threading.Thread(target=refused.serve_forever)
+    thread.start()
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{refused.server_port}",
+        "OTEL_BSP_SCHEDULE_DELAY": "50",
+    }
+    try:
+        with running("--otel", environment=environment) as server:
+            assert server.post("/v1/acquire", {"name": "orders/42"}).status == 200
+            line = poll(lambda: next((line for line in server.lines if "opentelemetry" in line), ""))
+            assert json.loads(line)["level"] == "ERROR"
+    finally:
+        refused.shutdown()
+        thread.join()
+        refused.server_close()
 
 
 def test_waiting_request_has_spans_for_each_attempt_and_wait(spans):

@@ -1,8 +1,10 @@
 """Several workers of one server: they share the sockets, and pass wake-ups on to each other."""
 
+import contextlib
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,11 @@ from pathlib import Path
 import pytest
 
 import leasehold
-from tests.support.running_server import RunningServer, poll, running
+from leasehold.engines.remote.wire import Lost
+from leasehold.server.feed import Feed
+from leasehold.server.workers import Worker, WorkerRelay
+from tests.support import bare_service, probe_server
+from tests.support.running_server import RunningServer, in_loop, poll, running
 
 WORKERS = 3
 
@@ -155,6 +161,55 @@ def test_streams_begin_anew_when_another_worker_is_replaced(server):
             return greeted_again(stream)
 
     poll(keeps_its_stream)
+
+
+@contextlib.asynccontextmanager
+async def two_workers():
+    """The services of two workers in one loop, with relays. One reads only while the other waits, so it takes a few
+    hundred datagrams at a time."""
+    async with bare_service.serving() as one, bare_service.serving() as other:
+        boxes = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+        with contextlib.ExitStack() as stack:
+            for sock in (sock for box in boxes for sock in box):
+                stack.enter_context(sock).setblocking(False)
+            for number, service in enumerate((one, other)):
+                worker = Worker(number, boxes[number][0], [outbox for _, outbox in boxes], -1, -1)
+                service.relay = WorkerRelay(worker, service, Feed())
+                service.relay.start()
+                stack.callback(service.relay.close)
+            yield one, other
+
+
+@pytest.mark.parametrize("most", [20_000, 50])
+@in_loop
+async def test_worker_hears_of_all_streams_however_many_begin_at_once(monkeypatch, most):
+    """Of a thousand streams that ended at once, the other worker kept hundreds for ever."""
+    monkeypatch.setattr(*probe_server.MAX_UNSENT, most)
+    clients = [("anyone", f"client-{number}") for number in range(1000)]
+    async with two_workers() as (one, other):
+        streams = {client: one.open_stream(client) for client in clients}
+        await bare_service.until(lambda: all(map(other.can_wake, clients)))
+        for client in clients[1:]:
+            one.close_stream(client, streams[client])
+        await bare_service.until(lambda: not any(map(other.can_wake, clients[1:])))
+        assert other.can_wake(clients[0])
+
+
+@in_loop
+async def test_notices_of_many_breaks_reach_the_worker_that_has_the_stream():
+    client = ("anyone", "client")
+    async with two_workers() as (one, other):
+        stream = other.open_stream(client)
+        await bare_service.until(lambda: one.can_wake(client))
+        for number in range(1000):
+            one.relay.notify(client, Lost(f"{number:032x}"))
+        found = set()
+
+        async def all_came():
+            found.update(each for each in await stream.take(1) if isinstance(each, Lost))
+            return len(found) == 1000
+
+        await bare_service.until(all_came)
 
 
 def test_hangup_reaches_workers_and_ends_none(server):

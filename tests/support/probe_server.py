@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from leasehold.model import Claim
-from leasehold.server import calls, incidents, listener, queries, run
+from leasehold.server import calls, incidents, listener, queries, run, workers
 from leasehold.server.app import App
 from leasehold.server.dashboard import stream
 from leasehold.server.dashboard.page_data import Steady
@@ -24,6 +24,7 @@ from tests.support.probe import Place
 
 ACCEPT_PAUSE = Place(listener, "_PAUSE")  # after a connection could not be accepted
 KEEP_CHANNEL = Place(stream, "_KEEP_CHANNEL")  # seconds without a tab
+MAX_UNSENT = Place(workers, "_MAX_UNSENT")  # of a worker for another one that does not read
 PAGE_BYTES = Place(calls, "_PAGE_BYTES")  # of one page of a listing
 
 # Steps that tests watch, or during which they do harm.

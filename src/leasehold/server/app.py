@@ -184,6 +184,8 @@ class App:
             except Exception as error:
                 answer = problem_response(self.explain(request, error))
             answered(answer.status if isinstance(answer, Response) else 200)
+        if self.audit is not None:
+            await self.audit.written()
         self._measure(request, answer)
         echoed = [(b"x-request-id", request.request_id.encode())]
         if request.trace:

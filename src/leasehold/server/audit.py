@@ -14,11 +14,12 @@ from leasehold.telemetry.audit.file import AuditFile, fields_of
 
 
 class Audit:
-    """Records are written once per turn of the loop: a busy server makes one call of the system for many of them."""
+    """Records are written once per turn of the loop: a busy server makes one call of the system for many of them. An
+    answer waits for the records of its request, so what a caller knows is in the file even if the server is killed."""
 
     def __init__(self, file: AuditFile, required: bool) -> None:
         self.file, self._required = file, required
-        self._flushing = False
+        self._flushed: asyncio.Future[None] | None = None  # by the next flush; None: nothing is to be written
 
     def check(self) -> None:
         """Raise if a grant needs a record and none can be written. Renewals and releases do not ask."""
@@ -56,12 +57,21 @@ class Audit:
         )
         self._flush_soon()
 
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+    async def written(self) -> None:
+        """Wait until all records so far are in the file, or could not be written."""
+        if self._flushed is not None:
+            await asyncio.shield(self._flushed)
 
-    def _flush(self) -> None:
-        self._flushing = False
-        with suppress(OSError, ConfigError):  # logged and counted by the file; `check` refuses the next attempts
-            self.file.flush()
+    def _flush_soon(self) -> None:
+        if self._flushed is None:
+            loop = asyncio.get_running_loop()
+            self._flushed = loop.create_future()
+            loop.call_soon(self._flush, self._flushed)
+
+    def _flush(self, flushed: asyncio.Future[None]) -> None:
+        self._flushed = None
+        try:
+            with suppress(OSError, ConfigError):  # logged and counted by the file; `check` refuses the next attempts
+                self.file.flush()
+        finally:
+            flushed.set_result(None)

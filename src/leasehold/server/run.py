@@ -156,7 +156,7 @@ def _prepare_logs(settings: Settings) -> None:
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JSONFormatter() if settings.log == "json" else text)
-    for name in ("leasehold", "uvicorn"):
+    for name in ("leasehold", "uvicorn", "opentelemetry"):
         logger = logging.getLogger(name)
         logger.handlers[:], logger.propagate = [handler], False
     # Whether new keys and certificates are in force is what an operator who changed them wants to know.

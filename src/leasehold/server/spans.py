@@ -50,8 +50,8 @@ class Spans:
             with _current(request.trace or None):
                 yield _ignore
             return
-        tracestate = request.header(b"tracestate").decode("latin-1")
-        headers = {tracing.HEADER: request.trace, "tracestate": tracestate} if request.trace else {}
+        state = tracing.trace_state(request.header(b"tracestate").decode("latin-1"))
+        headers = {tracing.HEADER: request.trace, "tracestate": state} if request.trace else {}
         attributes = {"http.request.method": request.method, "http.route": route}
         with self._made.request(f"{request.method} {route}", headers, attributes) as ended:
             yield ended

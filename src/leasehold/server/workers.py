@@ -1,8 +1,9 @@
 """Several workers of one host: processes that share the listening sockets, and pass wake-ups on to each other.
 
 A client's stream and its attempts may reach different workers. The worker that gets the wake-up sends it to the worker
-that has the stream, as a datagram over sockets that only these processes have. A datagram may be lost: then the client
-is slower and just as correct, because wake-ups are hints (E4).
+that has the stream, as a datagram over sockets that only these processes have. A worker that is busy takes only a few
+hundred. A wake-up that it does not take is lost: then the client is slower and just as correct, because wake-ups are
+hints (E4). All else is sent again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _MAX_BATCH: Final = 49_152  # bytes of events in one datagram
 _BATCH_SECONDS: Final = 0.05
 _MAX_RENEWALS: Final = 25  # of one batch: others show a part of them if there are more than 500 a second
 _MAX_UNSENT: Final = 20_000  # events for a worker that does not read
+_MAX_TOLD: Final = 100  # streams of one datagram
+_HELLO: Final[ClientKey] = ("", "")
 _MAX_CATCH_UP: Final = 10.0  # seconds until a worker continues without the past, if no other worker sends it
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_PAUSE: Final = 1.0  # seconds before a worker that ended is replaced
@@ -63,7 +66,7 @@ class Worker(NamedTuple):
 
 
 class _Message(msgspec.Struct, array_like=True):
-    """A message between workers. `what`: hello; opened, closed, notify (streams); events (the feed)."""
+    """A message between workers. `what`: hello; streams (opened and closed), notify (to one); events (the feed)."""
 
     what: str
     worker: int
@@ -85,15 +88,20 @@ class WorkerRelay:
         self._before_live: list[Any] | None = []  # events until the past is complete; None: it is complete
         self._seen_past: set[tuple[int, ...]] = set()  # numbers of the events of the past
         self._unsent: dict[int, deque[bytes]] = {}  # by worker
+        self._losses: deque[tuple[int, _Message]] = deque(maxlen=_MAX_UNSENT)  # notices of breaks, and for which worker
         self._sending: asyncio.TimerHandle | None = None
         self._inbox, self._outboxes = worker.inbox, worker.outboxes
         self._at: dict[ClientKey, int] = {}  # clients whose stream is at another worker
+        self._others = [number for number in range(len(worker.outboxes)) if number != worker.number]
+        # By worker: clients of which it is to hear whether their stream is here. `_HELLO`: it must first forget all
+        # that it heard. A worker that never heard of the end of a stream would know its client for ever.
+        self._untold: dict[int, dict[ClientKey, None]] = {number: {_HELLO: None} for number in self._others}
         self._decoder = msgspec.json.Decoder(_Message)
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
         self._feed.send_to_workers = self._send_event
-        self._broadcast("hello", payload=os.getpid())
+        self._tell_others()
         asyncio.get_running_loop().call_later(_MAX_CATCH_UP, self._begin_live)
 
     def close(self) -> None:
@@ -105,10 +113,10 @@ class WorkerRelay:
 
     def opened(self, client: ClientKey) -> None:
         self._at.pop(client, None)
-        self._broadcast("opened", client)
+        self._tell_others(client)
 
     def closed(self, client: ClientKey) -> None:
-        self._broadcast("closed", client)
+        self._tell_others(client)
 
     def knows(self, client: ClientKey) -> bool:
         return client in self._at
@@ -118,7 +126,12 @@ class WorkerRelay:
         worker = self._at.get(client)
         if worker is None:
             return False
-        return self._send(worker, _Message("notify", self._own, *client, wire.notification_to_json(notification)))
+        message = _Message("notify", self._own, *client, wire.notification_to_json(notification))
+        sent = self._send(worker, message)
+        if not sent and isinstance(notification, wire.Lost):  # nothing else tells the holder before it renews
+            self._losses.append((worker, message))
+            self._send_soon()
+        return sent
 
     # --------------------------------------------------------- for the feed
 
@@ -131,18 +144,23 @@ class WorkerRelay:
         self._count += 1
         encoded = msgspec.json.encode([(os.getpid(), self._count), trace, *event])
         self._past.append(encoded)
-        for worker in range(len(self._outboxes)):
-            if worker != self._own:
-                self._queue_for(worker, [encoded])
+        for worker in self._others:
+            self._queue_for(worker, [encoded])
 
     def _queue_for(self, worker: int, events: Iterable[bytes]) -> None:
         self._unsent.setdefault(worker, deque(maxlen=_MAX_UNSENT)).extend(events)
-        if self._sending is None:
-            self._sending = asyncio.get_running_loop().call_later(_BATCH_SECONDS, self._send_events)
+        self._send_soon()
 
-    def _send_events(self) -> None:
+    def _send_soon(self) -> None:
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().call_later(_BATCH_SECONDS, self._send_waiting)
+
+    def _send_waiting(self) -> None:
         """Send what fits into one datagram to each worker. What a worker does not accept now is sent later."""
         self._sending, self._renewals = None, 0
+        for worker in self._others:
+            self._tell(worker)
+        self._losses = deque((each for each in self._losses if not self._send(*each)), _MAX_UNSENT)
         for worker, unsent in self._unsent.items():
             size = 0
             batch: list[msgspec.Raw] = []
@@ -154,8 +172,8 @@ class WorkerRelay:
             if batch and self._send(worker, _Message("events", self._own, payload=batch)):
                 for _ in batch:
                     unsent.popleft()
-        if any(self._unsent.values()):
-            self._sending = asyncio.get_running_loop().call_later(_BATCH_SECONDS, self._send_events)
+        if self._losses or any(self._unsent.values()):
+            self._send_soon()
 
     def _on_events(self, received: Iterable[Any]) -> None:
         """An event is a list. A number is the pid of a worker that has got all events before its start."""
@@ -183,12 +201,34 @@ class WorkerRelay:
             self._past.append(msgspec.json.encode(received))
             self._feed.pass_on_here(Event(*fields), trace)
 
-    # -------------------------------------------------------------- datagrams
+    # ------------------------------------------------------ where streams are
 
-    def _broadcast(self, what: str, client: ClientKey = ("", ""), payload: object = None) -> None:
-        for worker in range(len(self._outboxes)):
-            if worker != self._own:
-                self._send(worker, _Message(what, self._own, *client, payload))
+    def _tell_others(self, *clients: ClientKey) -> None:
+        for worker in self._others:
+            self._tell(worker, *clients)
+
+    def _tell(self, worker: int, *clients: ClientKey) -> None:
+        """Tell a worker whether the streams of these clients, and of those before, are here: at once, or as soon as it
+        accepts more."""
+        untold, streams = self._untold[worker], self._service.streams
+        untold.update(dict.fromkeys(clients))
+        if len(untold) > _MAX_UNSENT:  # it has not read for long
+            untold.clear()
+            untold.update(dict.fromkeys((_HELLO, *streams)))
+        while untold:
+            told = [_HELLO] if _HELLO in untold else list(itertools.islice(untold, _MAX_TOLD))
+            if told == [_HELLO]:
+                needs_past = self._before_live is not None
+                message = _Message("hello", self._own, payload=os.getpid() if needs_past else None)
+            else:
+                message = _Message("streams", self._own, payload=[(*client, client in streams) for client in told])
+            if not self._send(worker, message):
+                self._send_soon()
+                return
+            for client in told:
+                del untold[client]
+
+    # -------------------------------------------------------------- datagrams
 
     def _send(self, worker: int, message: _Message) -> bool:
         try:
@@ -209,28 +249,34 @@ class WorkerRelay:
             self._handle(message)
 
     def _handle(self, message: _Message) -> None:
-        client = (message.who, message.client)
         match message.what:
             case "hello":  # it has just started: what its predecessor had is gone, and it does not know our streams
                 for lost in [each for each, worker in self._at.items() if worker == message.worker]:
                     self._gone(lost)
-                for own, stream in self._service.streams.items():
-                    self._send(message.worker, _Message("opened", self._own, *own))
+                for stream in self._service.streams.values():
                     # The predecessor was to wake waiters whose stream is here: let them attempt again.
                     stream.push(wire.Hello(self._service.engine.traits))
-                if self._own == min({*range(len(self._outboxes))} - {message.worker}):
+                self._tell(message.worker, *self._service.streams)
+                is_lowest = self._own == min({*range(len(self._outboxes))} - {message.worker})
+                if is_lowest and message.payload is not None:
                     self._queue_for(message.worker, [*self._past, b"%d" % message.payload])
-            case "opened":
-                self._at[client] = message.worker
-                self._service.end_stream(client)  # an earlier one, here
-            case "closed" if self._at.get(client) == message.worker:
-                self._gone(client)
+            case "streams":
+                for who, client_id, is_open in message.payload:
+                    self._on_stream((who, client_id), message.worker, is_open)
             case "notify":
+                client = (message.who, message.client)
                 for notification in wire.notifications_from_json([message.payload]):
                     if not self._service.notify_here(client, notification):
-                        self._send(message.worker, _Message("closed", self._own, *client))
+                        self._tell(message.worker, client)
             case "events":
                 self._on_events(message.payload)
+
+    def _on_stream(self, client: ClientKey, worker: int, is_open: bool) -> None:
+        if is_open:
+            self._at[client] = worker
+            self._service.end_stream(client)  # an earlier one, here
+        elif self._at.get(client) == worker:
+            self._gone(client)
 
     def _gone(self, client: ClientKey) -> None:
         del self._at[client]
