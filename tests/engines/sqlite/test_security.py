@@ -329,6 +329,8 @@ PLANTED = {
     "column": "alter table lh_waiter add column extra integer default 7",
     "missing": "drop table lh_queue",
     "index": "create unique index mine on lh_grant (name)",
+    "view, upper case": f"drop table lh_meta; create view LH_META as {ENDLESS}",
+    "trigger, upper case": f"create trigger t before insert on LH_Grant begin insert into junk {ENDLESS}; end",
 }
 
 
@@ -342,6 +344,27 @@ def test_schema_that_is_not_ours_is_refused(url, path, kind) -> None:
     db.close()
     with Client(url, call_timeout=1) as client, pytest.raises(ConfigError, match="not a file of Leasehold's"):
         client.lock("a").acquire(wait=0)
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_schema_that_is_changed_while_the_file_is_open_is_refused(url, path, kind) -> None:
+    """A trigger of another member ran in every transaction of clients that had the file open."""
+    with Client(url, call_timeout=5) as client:
+        client.ping()
+        db = sqlite3.connect(path, isolation_level=None, timeout=30)
+        (version,) = db.execute("pragma schema_version").fetchone()
+        db.executescript(f"create table junk (x); {PLANTED[kind]}")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="not a file of Leasehold's"):
+                client.lock("a").acquire(wait=0)
+            with pytest.raises(ConfigError, match="not a file of Leasehold's"):
+                client.inspect()
+            assert db.execute("select count(*) from junk").fetchone() == (0,)
+            db.execute(f"pragma schema_version = {version}")  # the number that was found to be ours
+        if kind.startswith("trigger"):
+            db.execute("drop trigger t")
+            client.lock("a").acquire(wait=0).release()
+        db.close()
 
 
 def test_statement_is_ended_at_the_deadline(url) -> None:

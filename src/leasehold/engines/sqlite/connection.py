@@ -66,6 +66,7 @@ class SqliteConnection:
         self._runtime = runtime
         self._inodes: list[tuple[int, int]] = []  # of the files that were opened: the paths may name others by now
         self._is_synchronous: bool | None = None  # whether each commit waits for the disk
+        self._checked_schema: int | None = None  # the version of the schema that was last found to be ours
         self._file_check_at = 0.0
         self._deadline = 0.0  # of the current call
         self._frozen = False
@@ -119,6 +120,7 @@ class SqliteConnection:
             if db.in_transaction:  # the last call was interrupted by Ctrl-C before it could roll back
                 db.execute("rollback")
             db.execute("begin immediate" if write else "begin")
+            self._check_schema(db)
             answer = job(db)
             db.execute("commit")
         finally:
@@ -126,6 +128,15 @@ class SqliteConnection:
                 with suppress(sqlite3.Error):
                     db.execute("rollback")
         return answer
+
+    def _check_schema(self, db: sqlite3.Connection) -> None:
+        """Inside a transaction, before it uses the tables: any process that may write the file may change them while
+        it is open here. SQLite reads them again only if their version is another one."""
+        version = db.execute("pragma schema_version").fetchone()[0]
+        if version != self._checked_schema:
+            self._checked_schema = None  # or it would pass if it got the old number again
+            schema.check_schema(db, self.path)
+            self._checked_schema = version
 
     def open(self, deadline: float) -> None:
         """Open the file if it is not open, and check that it is usable. Every transaction does this anyway."""
@@ -240,12 +251,10 @@ class SqliteConnection:
                 )
             self._is_synchronous = None
             self._set_synchronous(db, self.durable)
-            schema.check_schema(db, self.path)
-            clock_id = self._read_clock_id(db)
+            self._checked_schema = None
+            clock_id = self._transact(db, self._read_clock_id, False)
             if clock_id != self.boot_clock.clock_id:
-                db.execute("begin immediate")
-                schema.prepare_schema(db, self.path, self.boot_clock)
-                db.execute("commit")
+                self._transact(db, partial(schema.prepare_schema, path=self.path, boot_clock=self.boot_clock), True)
             self._inodes = location.inodes(self.path)
         except BaseException:
             db.close()

@@ -54,9 +54,11 @@ SCHEMA: Final = (
 
 def check_schema(db: sqlite3.Connection, path: str) -> None:
     """Raise ConfigError if anything in the file that concerns our tables is not exactly as we create it: a view in
-    place of a table, or a trigger, would run statements of its author in our transactions."""
+    place of a table, or a trigger, would run statements of its author in our transactions. Names have no case, and
+    SQLite keeps them as their author wrote them."""
     rows = db.execute(
-        "select name, sql from sqlite_schema where (name glob 'lh_*' or tbl_name glob 'lh_*') and sql is not null"
+        "select name, sql from sqlite_schema "
+        "where (lower(name) glob 'lh_*' or lower(tbl_name) glob 'lh_*') and sql is not null"
     ).fetchall()
     foreign = sorted(name for name, sql in rows if not isinstance(sql, str) or _normalise(sql) not in _EXPECTED)
     if foreign or len(rows) not in (0, len(SCHEMA)):
