@@ -35,6 +35,8 @@ def check(lease: BaseLease, connection: object) -> None:
     If it is connected to another one, or is not in a transaction, `check` raises `ConfigError`. The driver's other
     errors are raised unchanged.
 
+    Rolled back to a savepoint before the check, the transaction does not keep the name any more: check again.
+
     Not promised: that the lease is still held when the transaction has committed. An open transaction keeps the name
     from all other clients, whatever the ttl, so keep it short.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
@@ -25,6 +25,8 @@ TRAPS = {
     "text || bigint": ("text", "pg_catalog.concat($1, $2)"),
     "name ~~ name": ("boolean", "$1::text ~~ $2::text"),
     "name ~ name": ("boolean", "$1::text ~ $2::text"),
+    "float8 + smallint": ("float8", "'inf'::float8"),
+    "float8 + integer": ("float8", "'inf'::float8"),
     "varchar = varchar": ("boolean", "false"),
     "varchar = text": ("boolean", "false"),
     "text = varchar": ("boolean", "false"),
@@ -142,6 +144,14 @@ def test_planted_functions_are_not_called_by_a_client(database, search_path, bac
         got[0].release()
         assert probe_sql.session(client).server.direct
     assert health.probe(url).up
+    assert planted_calls(database, search_path) == []
+
+
+def test_planted_operators_are_not_called_by_a_store(database, search_path) -> None:
+    with Client("memory://") as client:
+        store = f"{database.server.url()}?{urlencode({'options': f'-c search_path={search_path}'}, quote_via=quote)}"
+        for key in ("small", "large"):
+            assert client.once(key, lambda: 1, keep=60 if key == "small" else 100_000, store=store) == 1
     assert planted_calls(database, search_path) == []
 
 

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from harness.rigs import postgresql
-from harness.servers.postgresql import PgBouncer
+from harness.servers.postgresql import PgBouncer, PostgreSQL
 from harness.servers.redis import RedisServer
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.records.store import Record
@@ -49,6 +49,29 @@ def test_postgresql_store_works_behind_pooler_in_transaction_mode(open_runner, k
     runner.store.close()
     pooler.stop()
     assert errors == []
+
+
+def test_postgresql_store_uses_the_host_that_is_no_standby(open_runner, key):
+    """A standby may lack the last records, and no record can be written there."""
+    try:
+        primary = PostgreSQL().start()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    standby = primary.standby().start()
+    try:
+        runner = open_runner(f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres")
+        assert run_sync(runner.read(key)) is None
+        assert run_sync(runner.write(key, new := record()))
+        assert run_sync(runner.read(key)) == new
+    finally:
+        standby.kill()
+        primary.kill()
+
+
+def test_postgresql_store_passes_options_with_spaces_on(url_of, open_runner, key):
+    runner = open_runner(f"{url_of('postgresql')}?options=-c%20application_name%3Dshop1")
+    assert run_sync(runner.read(key)) is None
+    assert postgresql.server.own().ask("select 1 from pg_stat_activity where application_name = 'shop1'")
 
 
 @pytest.mark.parametrize("scheme", ["redlock", "http"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg import pq
@@ -97,7 +97,10 @@ class PostgresqlStore(SqlStore):
         """Connect to the first address that accepts; each gets an equal share of the time left."""
         deadline = time.monotonic() + seconds
         credentials = {} if self._password is None else {"password": self._password.read()}
-        addresses = conninfo_attempts(_with_addresses(conninfo_to_dict(self._conninfo, **credentials), deadline))
+        params = conninfo_to_dict(self._conninfo, **credentials)
+        if "," in str(params.get("host") or params.get("hostaddr") or ""):  # of several hosts, the primary (S2)
+            params.setdefault("target_session_attrs", "read-write")
+        addresses = conninfo_attempts(_with_addresses(params, deadline))
         for addresses_left in range(len(addresses), 0, -1):
             try:
                 connection = _connect_within(addresses[-addresses_left], (deadline - time.monotonic()) / addresses_left)
@@ -196,7 +199,7 @@ def _wait_socket(descriptor: int, events: int, seconds: float) -> int:
 
 def open(config: EngineConfig, runtime: Runtime) -> PostgresqlStore:
     options = config.accept(**dict.fromkeys(OPTIONS, str))
-    conninfo = config.url.partition("?")[0] + (f"?{urlencode(options)}" if options else "")
+    conninfo = config.url.partition("?")[0] + (f"?{urlencode(options, quote_via=quote)}" if options else "")
     try:
         params = conninfo_to_dict(conninfo)
     except psycopg.Error:

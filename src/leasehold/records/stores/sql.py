@@ -88,6 +88,8 @@ class Table:
 
     async def write(self, connection: Any, key: str, record: Record, expected_version: str, keep: float | None) -> bool:
         data = self.dialect.encode_data(record.data)
+        # PostgreSQL has no operator for a float and a whole number: that of any role would fit better.
+        keep = None if keep is None else float(keep)
         values = {"key": key, "version": record.version, "data": data, "keep": keep, "was": expected_version}
         if expected_version:
             return (await self.dialect.run(connection, self._replace, values)).row_count == 1
