@@ -401,6 +401,15 @@ def test_statistics_keep_an_hour(past):
     assert sum(past.stats("shop", 300.0).total.activity) == 5
 
 
+def test_statistics_go_on_after_the_clock_was_set_back(past):
+    """They were empty until the time to which the clock had been set for a moment."""
+    past.grant(86_400, "ahead", 1)
+    past.grant(20, "back", 2)
+    past.grant(30, "later", 3)
+    found = past.stats("shop", 300.0)
+    assert (sum(found.total.activity), found.total.counts.acquires) == (2, {"granted direct": 2})
+
+
 def test_late_event_counts_when_it_happened(past):
     past.grant(100, "now", 2)
     past.grant(5, "late", 1)

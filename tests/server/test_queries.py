@@ -137,6 +137,18 @@ def test_page_of_a_semaphore_with_a_long_queue_is_bounded(monkeypatch):
     assert (tokens, pages) == ([*range(1, 51)], 25)
 
 
+def test_reservations_of_one_semaphore_are_on_one_page_each():
+    """They have no token, so a cursor of name and token left out those behind the end of a page."""
+    reserved = Holding("", "sem", "reserved", "exclusive", "semaphore", 50, "", Holder("a"), 0.0, 3.0)
+    found = [reserved._replace(fingerprint=f"{n:016x}") for n in range(7)]
+    seen, cursor = [], None
+    for _ in range(4):
+        page = probe_server.make_locks_page(found, 2, probe_server.read_cursor(cursor), 0.0, False)
+        seen += [each.fingerprint for each in page.holdings]
+        cursor = page.cursor
+    assert (seen, cursor) == ([each.fingerprint for each in found], None)
+
+
 def test_event_streams_of_one_caller_are_bounded_and_share_their_bytes(monkeypatch):
     """Each event costs something for each stream, which is time that the renewals of others do not get."""
     monkeypatch.setattr(feed, "MAX_WATCHERS", 2)

@@ -81,7 +81,7 @@ class History:
         self._deadlocks: dict[str, list[Deadlock]] = {}  # of the picture before, by namespace
         self._shown_deadlocks: dict[str, dict[frozenset[str], Incident]] = {}
         self._outages: dict[str, Incident] = {}  # the last of each kind
-        self.hour = Hour()
+        self.hour = Hour(clock)
         self._stats: dict[tuple[str, float], Stats] = {}  # the last answers
 
     def __call__(self, event: Event, trace: str = "") -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from leasehold.server.app import App
 
 R = TypeVar("R", PastGrant, PastWait, Incident)
+_Place: TypeAlias = tuple[str, int, str]
 
 _HOUR: Final = BUCKET_SECONDS * BUCKETS
 _INCIDENTS: Final = "100"  # of one answer, unless the caller asks for more
@@ -184,30 +185,29 @@ def _read_limit(text: str | None) -> int:
     return min(int(text), schemas.MAX_HOLDINGS)
 
 
-def _read_cursor(text: str | None) -> tuple[str, int] | None:
+def _read_cursor(text: str | None) -> _Place | None:
     if not text:
         return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text.encode()), type=tuple[str, int])
+        found: _Place = msgspec.json.decode(base64.urlsafe_b64decode(text.encode()), type=_Place)
     except (ValueError, msgspec.DecodeError):
         raise invalid("cursor must come from an earlier answer", 400) from None
+    return found
 
 
-def _page(
-    found: Sequence[Holding], limit: int, cursor: tuple[str, int] | None, as_of: float, stale: bool
-) -> schemas.Locks:
-    """Holdings by name and token, so that the cursor stays good while holders come and go. Waiters are shown with the
+def _page(found: Sequence[Holding], limit: int, cursor: _Place | None, as_of: float, stale: bool) -> schemas.Locks:
+    """Holdings in an order in which the cursor stays good while holders come and go. Waiters are shown with the
     holdings of their name; those of names without a holder are on the page where that name would be."""
-    holders = sorted((h for h in found if h.position is None), key=lambda h: (h.name, h.token or 0))
+    holders = sorted((h for h in found if h.position is None), key=_place)
     if cursor is not None:
-        holders = [h for h in holders if (h.name, h.token or 0) > cursor]
+        holders = [h for h in holders if _place(h) > cursor]
     queues: dict[str, list[schemas.Waiter]] = {}
     for waiter in found:
         if waiter.position is not None:
             queues.setdefault(waiter.name, []).append(_waiter(waiter))
     page = holders[: _fitting(holders[:limit], queues)]
     more = len(holders) > len(page)
-    last = (page[-1].name, page[-1].token or 0) if more else ("", 0)
+    last = _place(page[-1]) if more else ("", 0, "")
     shown = [name for name in sorted(queues) if (cursor is None or name >= cursor[0]) and (not more or name <= last[0])]
     return schemas.Locks(
         [_holding(h, queues.get(h.name, []), as_of) for h in page],
@@ -216,6 +216,10 @@ def _page(
         round(as_of, 3),
         stale,
     )
+
+
+def _place(holding: Holding) -> _Place:
+    return holding.name, holding.token or 0, holding.fingerprint  # what is reserved has no token yet
 
 
 def _fitting(holders: Sequence[Holding], queues: Mapping[str, Sequence[object]]) -> int:

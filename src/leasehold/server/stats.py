@@ -1,14 +1,15 @@
 """An hour of what happened, in buckets of ten seconds, for charts and quantiles without a monitoring system.
 
-Memory is bounded: 360 buckets, each with at most `MAX_ROWS` rows. A row is a namespace or one of its groups. Namespaces
-and groups beyond that are not counted apart: their namespace still counts them, if it has a row. When all rows are in
-use, a namespace with fewer rows than another takes one of that: one tenant's groups do not hide another tenant.
+Memory is bounded: 360 buckets, or 720 after the clock was set back, each with at most `MAX_ROWS` rows. A row is a
+namespace or one of its groups. Namespaces and groups beyond that are not counted apart: their namespace still counts
+them, if it has a row. When all rows are in use, a namespace with fewer rows than another takes one of that: one
+tenant's groups do not hide another tenant.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -44,7 +45,8 @@ class _Column:
 class Hour:
     """Counts events. Every method is for the event loop's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock  # Unix time
         self._columns: dict[int, _Column] = {}  # by Unix time in units of BUCKET_SECONDS
         self._rows: dict[Row, None] = {}
         self._tally = Tally()  # of the rows
@@ -125,13 +127,14 @@ class Hour:
             column.counts.pop(row, None)
 
     def _column(self, at: float) -> _Column:
-        """The bucket of an event, which may be late: it may come from another worker."""
+        """The bucket of an event, which may be late: it may come from another worker. Buckets an hour ahead of
+        the clock are dropped, too: it has been set back."""
         number = _number(at)
         column = self._columns.get(number)
         if column is None:
             column = self._columns[number] = _Column()
-            oldest = max(self._columns) - BUCKETS
-            self._columns = {each: kept for each, kept in self._columns.items() if each > oldest}
+            now = _number(self._clock())
+            self._columns = {each: kept for each, kept in self._columns.items() if abs(each - now) < BUCKETS}
         return column
 
 
