@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_url_is_not_in_the_command_lines_of_a_demo(monkeypatch):
         ("OTEL", ["run", "j", "true"]),
         ("SERVE_KEYS", ["serve", "key", "list"]),
         ("SERVE_LISTEN", ["serve"]),
+        ("AUDIT", ["-vv", "audit", "verify"]),  # its traceback has the text of the error
     ],
 )
 @pytest.mark.parametrize(
@@ -93,6 +95,19 @@ def test_url_in_the_wrong_variable_is_not_shown(shell, variable, arguments, url)
     assert done.returncode in (64, 78)
     assert "redis:/" in done.stderr
     assert SECRET not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_log_line_shows_no_url_with_a_password(log_format):
+    program = (
+        "import logging, sys; from leasehold.cli.console import Console\n"
+        "Console(log_format=sys.argv[1]).prepare_logs()\n"
+        "logging.getLogger('leasehold.hooks').warning('cannot write %s', sys.argv[2])"
+    )
+    argv = [sys.executable, "-c", program, log_format, f"redis://u:{SECRET}@127.0.0.1:1/x.prom"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "cannot write redis://***" in done.stderr
+    assert SECRET not in done.stderr
 
 
 def test_long_url_in_the_wrong_variable_is_not_shown_in_part(shell):

@@ -38,6 +38,17 @@ def test_same_key_of_different_senders_is_executed_for_each(http):
     http.served(by_cookie, who=lambda scope: dict(scope["headers"])[b"cookie"].decode())
 
 
+def test_sender_and_key_that_make_up_the_same_text_are_apart(http):
+    """Or the sender 1 could get an answer of the sender 12."""
+
+    async def work(app, shop):
+        for who, key in ((b"1", b"2k"), (b"12", b"k")):
+            assert (await http.post(app, key=key, more=[(b"cookie", who)]))[0] == 201
+        assert len(shop.orders) == 2
+
+    http.served(work, who=lambda scope: dict(scope["headers"])[b"cookie"].decode())
+
+
 @pytest.mark.parametrize("key", [None, b"", b"k" * 256])
 def test_missing_or_invalid_key_is_400(key, http):
     async def work(app, shop):

@@ -595,6 +595,27 @@ def plant_journal(database: Path, victim: Path) -> None:
     os.chown(journal, STRANGER, GROUP)
 
 
+@needs_root
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "create trigger t after insert on leasehold_records begin insert into junk values (new.name); end",
+        "drop table leasehold_records; create view leasehold_records (name, version, data, until) as "
+        f"select null, x, x, x from ({ENDLESS})",
+    ],
+)
+def test_statements_that_a_member_plants_beside_records_do_not_run(group_folder, planted) -> None:
+    """They ran with the rights, and in the time, of the member who wrote a record."""
+    with Client(f"sqlite://{group_folder}/locks.db", call_timeout=5) as client:
+        assert client.once("first", int) == 0
+        db = sqlite3.connect(f"{group_folder}/locks.db.records", isolation_level=None, timeout=30)
+        db.executescript(f"create table junk (x); {planted}")
+        with pytest.raises(ConfigError, match="a trigger or a view on the table leasehold_records"):
+            client.once("second", int)
+        assert db.execute("select count(*) from junk").fetchone() == (0,)
+        db.close()
+
+
 def use_file(folder: Path, use: str) -> None:
     with Client(f"sqlite://{folder}/locks.db", call_timeout=5) as client:
         if use == "locks":

@@ -63,6 +63,11 @@ class SqliteStore(SqlStore):
         if not isinstance(error, sqlite3.Error):
             return None
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code == sqlite3.SQLITE_AUTH:  # only in a folder that a group shares
+            return ConfigError(
+                f"SQLite store {self._path}: another program has put a trigger or a view on the table {TABLE}, which "
+                "is not used in a folder that a group shares: remove it, or use a file in a folder of your own"
+            )
         error_type = ConfigError if code in _CONFIG_ERRORS else Unavailable
         return error_type(f"SQLite store {self._path}: {server_text(error)}")
 
