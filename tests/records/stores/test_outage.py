@@ -24,7 +24,7 @@ from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig
 from harness.servers.machine import ProxiedMachine
 from harness.servers.postgresql import PostgreSQL
 from harness.servers.redis_ha import RedisCluster, SentinelSetup
-from leasehold import Client, LeaseholdError
+from leasehold import Client, LeaseholdError, stores
 from leasehold.records.store import Record
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.rig import Absent
@@ -54,6 +54,21 @@ def test_record_survives_a_crash_if_commits_need_not(open_runner):
             assert run_sync(runner.read("key")) == new
     finally:
         server.kill()
+
+
+def test_mysql_store_reads_nothing_that_may_be_rolled_back(server, url_of, open_runner, key):
+    """READ UNCOMMITTED may be the default of the server. A record is uncommitted in a transaction of `within`."""
+    url, mariadb = url_of("mysql"), server("mysql").server
+    written = Record(uuid.uuid4().hex, b"done")
+    run_sync(open_runner(url).write(f"{key}-other", written))  # creates the table
+    mariadb.run("set global tx_isolation = 'READ-UNCOMMITTED'")
+    try:
+        with mariadb.connect(autocommit=False, database="test") as application:
+            assert run_sync(stores.within(application).write(key, written, "", None, 30.0))
+            assert run_sync(open_runner(url).read(key)) is None
+            application.rollback()
+    finally:
+        mariadb.run("set global tx_isolation = 'REPEATABLE-READ'")
 
 
 class Machine(threading.Thread):

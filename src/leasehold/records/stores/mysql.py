@@ -64,6 +64,9 @@ _CONFIG_ERRORS: Final = frozenset(
         ER.TABLEACCESS_DENIED_ERROR,
     }
 )
+# MySQL's own default, whatever that of this server is: a read must not show what another transaction may still roll
+# back. With READ COMMITTED no server could write that logs statements.
+_ISOLATION: Final = "set session transaction isolation level repeatable read, read write"
 _INVALID_REPLY: Final = (AssertionError, LookupError, RuntimeError, TypeError, ValueError, struct.error)  # of PyMySQL
 _MAX_REPLY: Final = MAX_DATA + (1 << 20)  # bytes
 
@@ -75,6 +78,7 @@ class MysqlStore(SqlStore):
         super().__init__(runtime)
         self._target = target
         own = {"database": database, "autocommit": True, "client_flag": 0, "defer_connect": True}
+        own["init_command"] = _ISOLATION
         self._arguments = {**target.arguments, **own}
 
     def connect(self, seconds: float) -> SafeConnection:
