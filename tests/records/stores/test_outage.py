@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from typing import Any
@@ -21,13 +22,53 @@ from harness.rigs.etcd import EtcdClusterRig, EtcdRig
 from harness.rigs.redis_ha import RedisSentinelRig
 from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig
 from harness.servers.machine import ProxiedMachine
+from harness.servers.postgresql import PostgreSQL
 from harness.servers.redis_ha import RedisCluster, SentinelSetup
-from leasehold import Client, LeaseholdError
+from leasehold import Client, LeaseholdError, stores
+from leasehold.records.store import Record
+from leasehold.runtime.base import run_sync
+from leasehold.testing.conformance.rig import Absent
 from tests.records.stores.conftest import ENGINE_STORES
 
 # Seconds of faults; then the network is restored, and every call must succeed.
 SHORT = 1.5
 LONG = pytest.param(8.0, marks=pytest.mark.faults)
+
+
+def test_record_survives_a_crash_if_commits_need_not(open_runner):
+    """`synchronous_commit = off` may be the default of the database: commits do not wait for the disk then."""
+    try:
+        server = PostgreSQL("wal_writer_delay=10s").start()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    try:
+        server.ask("alter database postgres set synchronous_commit = off")
+        runner = open_runner(server.url())
+        versions = [""]
+        for _ in range(2):  # inserted, and then updated
+            new = Record(uuid.uuid4().hex, b"done")
+            assert run_sync(runner.write("key", new, versions[-1]))
+            versions.append(new.version)
+            server.kill()
+            server.start()
+            assert run_sync(runner.read("key")) == new
+    finally:
+        server.kill()
+
+
+def test_mysql_store_reads_nothing_that_may_be_rolled_back(server, url_of, open_runner, key):
+    """READ UNCOMMITTED may be the default of the server. A record is uncommitted in a transaction of `within`."""
+    url, mariadb = url_of("mysql"), server("mysql").server
+    written = Record(uuid.uuid4().hex, b"done")
+    run_sync(open_runner(url).write(f"{key}-other", written))  # creates the table
+    mariadb.run("set global tx_isolation = 'READ-UNCOMMITTED'")
+    try:
+        with mariadb.connect(autocommit=False, database="test") as application:
+            assert run_sync(stores.within(application).write(key, written, "", None, 30.0))
+            assert run_sync(open_runner(url).read(key)) is None
+            application.rollback()
+    finally:
+        mariadb.run("set global tx_isolation = 'REPEATABLE-READ'")
 
 
 class Machine(threading.Thread):

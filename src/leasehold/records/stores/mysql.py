@@ -29,6 +29,13 @@ def _code(error: Exception) -> int:
     return code if isinstance(code, int) else 0
 
 
+# When the statement began, which no time zone affects, and how long it has run since, as it may have waited for a lock.
+# The second is less than half an hour: a local time that is put forward or back meanwhile changes nothing.
+_NOW: Final = (
+    "((timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) "
+    "+ mod(timestampdiff(microsecond, now(6), sysdate(6)) + 3600000000, 1800000000)) / 1e6)"
+)
+
 DIALECT: Final = StoreDialect(
     database=MYSQL,
     schema=(
@@ -36,7 +43,7 @@ DIALECT: Final = StoreDialect(
         "version char(32) character set ascii not null, data mediumblob not null, until double, "
         f"primary key (name), key {TABLE}_until (until)) engine = InnoDB",
     ),
-    now="(unix_timestamp(sysdate(6)) + 0e0)",
+    now=_NOW,
     # Not `insert ignore`, which also ignores values that do not fit; nor the row count, which a client flag changes.
     insert=INSERT,
     sweep="delete from {table} where until <= {now} limit 100",
@@ -57,6 +64,9 @@ _CONFIG_ERRORS: Final = frozenset(
         ER.TABLEACCESS_DENIED_ERROR,
     }
 )
+# MySQL's own default, whatever that of this server is: a read must not show what another transaction may still roll
+# back. With READ COMMITTED no server could write that logs statements.
+_ISOLATION: Final = "set session transaction isolation level repeatable read, read write"
 _INVALID_REPLY: Final = (AssertionError, LookupError, RuntimeError, TypeError, ValueError, struct.error)  # of PyMySQL
 _MAX_REPLY: Final = MAX_DATA + (1 << 20)  # bytes
 
@@ -68,6 +78,7 @@ class MysqlStore(SqlStore):
         super().__init__(runtime)
         self._target = target
         own = {"database": database, "autocommit": True, "client_flag": 0, "defer_connect": True}
+        own["init_command"] = _ISOLATION
         self._arguments = {**target.arguments, **own}
 
     def connect(self, seconds: float) -> SafeConnection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -40,6 +41,12 @@ DIALECT: Final = StoreDialect(
     lock_suffix=" for update",
     is_missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable),
 )
+# The data, and a setting of the transaction that writes them: a record must survive a crash (S2), whatever the role or
+# the database has set. Here, because behind a pooler a statement of its own might set it in another session.
+_DURABLE_DATA: Final = """case pg_catalog.set_config('synchronous_commit',
+    case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
+        else pg_catalog.current_setting('synchronous_commit') end, true)
+    when '' then null else :data end"""
 _CONFIG_ERRORS: Final = ("08P01", "0A", "22", "28", "3D", "42")  # SQLSTATEs and classes that a retry would not change
 
 _MAX_REPLY: Final = 2 * MAX_DATA + (1 << 20)  # bytes: it has two hex digits for each byte of data
@@ -87,7 +94,7 @@ class DeadlineConnection(psycopg.Connection[Any]):
 
 
 class PostgresqlStore(SqlStore):
-    table = Table(DIALECT)
+    table = Table(replace(DIALECT, blob=_DURABLE_DATA))
 
     def __init__(self, conninfo: str, runtime: Runtime, password: Password | None = None) -> None:
         super().__init__(runtime)
