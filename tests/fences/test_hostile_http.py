@@ -76,7 +76,11 @@ def calls(url: str) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("which", ["etcd", "service", "objects"])
-@pytest.mark.parametrize("chunks", [(b"H",), (HEAD[:-2], b"X: y\r\n"), (HEAD, b"x")], ids=["status", "headers", "body"])
+@pytest.mark.parametrize(
+    "chunks",
+    [(b"H",), (HEAD[:-2], b"X: y\r\n"), (HEAD[:-2] + b"X: ", b"y" * 100), (HEAD, b"x")],
+    ids=["status", "headers", "long header", "body"],
+)
 def test_answer_that_drips_without_end_is_given_up(which, chunks):
     """The timeout of a socket starts again at every byte."""
     with streaming(*chunks, pause=0.05) as server, ThreadPoolExecutor(1) as pool:
@@ -87,6 +91,29 @@ def test_answer_that_drips_without_end_is_given_up(which, chunks):
         assert is_done
         with pytest.raises((OSError, Unavailable)):
             asked.result()
+
+
+@pytest.mark.parametrize("which", ["etcd", "service", "objects"])
+def test_silent_name_server_keeps_no_request_beyond_its_timeout(which, monkeypatch) -> None:
+    end = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: end.wait(2 * PATIENT) and [])
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(calls("http://silent.example")[which])
+        wait([asked], PATIENT)
+        is_done = asked.done()
+        end.set()
+        assert is_done
+        with pytest.raises((OSError, Unavailable)):
+            asked.result()
+
+
+@pytest.mark.parametrize("which", ["service", "objects"])
+def test_long_body_has_more_time_than_the_timeout(which) -> None:
+    """Another second for each kilobyte, also if nothing comes for longer than the timeout."""
+    head = HEAD.replace(b"10000000", b"200001")
+    with streaming(head + b"x" * 200_000, b"x", pause=2 * TIMEOUT) as server:
+        found = calls(server.url)[which]()
+    assert len(found.body if which == "objects" else found) == 200_001
 
 
 def test_etcd_answer_without_end_is_not_read() -> None:
