@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import ssl
+import threading
 import time
 
 import pytest
@@ -339,6 +340,22 @@ def test_caller_that_hangs_up_behind_a_pipelined_request_is_noticed(echo):
         poll(lambda: echo.requests == ["/slow"])
         connection.sendall(b"GET /next HTTP/1.1\r\n")
     poll(echo.hung_up.is_set)
+
+
+@pytest.mark.parametrize("behind", [b"", GET, GET * 3], ids=["alone", "one behind", "three behind"])
+def test_connection_of_a_caller_that_left_behind_its_requests_ends(echo, behind):
+    """The server kept its descriptor for ever if another request followed: it read no end of the connection."""
+    with connected(echo) as connection:
+        connections = echo.server.server_state.connections
+        poll(lambda: connections)
+        (protocol,) = connections
+        held, released = threading.Event(), threading.Event()
+        protocol.loop.call_soon_threadsafe(lambda: (held.set(), released.wait(60)))
+        assert held.wait(60)
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n" + behind)
+    released.set()
+    poll(lambda: not connections)
+    assert echo.requests == ["/"], "those behind it are not carried out"
 
 
 # -- framing

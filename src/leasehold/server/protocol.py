@@ -267,11 +267,14 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A server that was stopped for a while finds requests whose callers have given up, and perhaps repeated them
-        at another server: these must not be carried out. The loop would read the hang-up only after the request."""
+        at another server: these must not be carried out. The loop would read the hang-up only after the request, and
+        never if another request follows it: reading goes on after an answer, and a caller that has left gets none."""
         self._expect_nothing()
         self._in_body, self._unread = False, 0
         if self.parser.get_method() == b"POST" and self._has_hung_up():
             self._hang_up(self.cycle)
+            if self._answering is self.cycle:
+                self.loop.call_soon(self.transport.close)
         super().on_message_complete()
 
     # -- what is refused
