@@ -257,6 +257,13 @@ def test_command_lists_and_breaks_locks_of_the_settings(tmp_path, capsys) -> Non
     assert ended.value.code == 64
 
 
+def test_command_says_that_it_cannot_use_the_password_of_the_settings() -> None:
+    """It asked the engine without one, and said that the engine denied access."""
+    given = {"URL": "redis://127.0.0.1:1", "PASSWORD": lambda: "s3cr3t"}
+    with override_settings(LEASEHOLD=given), pytest.raises(CommandError, match="password_file="):
+        call_command("leasehold", "ls")
+
+
 def test_command_migrate_waits_for_the_lock_of_migrations(monkeypatch, capsys) -> None:
     call_command("leasehold", "migrate", "--verbosity", "0")
     assert "django_content_type" in connection.introspection.table_names()

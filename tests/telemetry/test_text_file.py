@@ -40,6 +40,14 @@ def test_line_separator_in_a_name_begins_no_line(tmp_path, separator):
     assert lines[0].endswith("} 2.0")
 
 
+def test_file_that_a_group_shares_is_read_in_linear_time(tmp_path):
+    """A member of the group could keep each run of the others from beginning, for an hour."""
+    file = tmp_path / "x.prom"
+    file.write_text(f"x{{{'a' * 1_000_000}}} 1\n")
+    TextFile(str(file), Metrics())(Event("ran", "memory", "", "b", 1.0))
+    assert samples(file) == {"leasehold_once_total memory b  ran": 1}
+
+
 def test_foreign_metric_with_a_group_in_the_file_stops_no_run(tmp_path):
     file = tmp_path / "x.prom"
     file.write_text('node_disks{group="a"} 4\n')

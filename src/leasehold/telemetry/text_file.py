@@ -44,7 +44,7 @@ _RESULTS: Final = {
     _SUCCESS: "When a run last ended with exit code 0.",
 }
 _LINE: Final = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL: Final = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
 _LabelSet = tuple[tuple[str, str], ...]
 

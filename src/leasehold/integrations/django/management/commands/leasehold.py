@@ -31,6 +31,11 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
             given = client_arguments()
         except LeaseholdError as error:
             raise CommandError(str(error)) from error
+        if given.get("password") is not None:
+            raise CommandError(
+                "the commands cannot use the PASSWORD of settings.LEASEHOLD: give the URL the option password_file= "
+                "instead, or run the command `leasehold` with $LEASEHOLD_URL"
+            )
         url = ["-u", given["url"]] if given.get("url") else []
         namespace = ["--namespace", given["namespace"]] if given.get("namespace") else []
         if code := start([*url, *namespace, command, *arguments]):
