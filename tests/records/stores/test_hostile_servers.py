@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -112,6 +113,24 @@ def test_postgresql_store_receives_a_bounded_reply(name, attacked, key):
         hostile.attack(answer)
         with pytest.raises(Unavailable, match="too long a reply"):
             run_sync(store.read(key, PATIENT))
+        hostile.relent()
+
+
+def test_mysql_store_keeps_few_rows_of_an_endless_reply(attacked, key):
+    """PyMySQL keeps all rows, and one of two bytes takes a hundred times as much memory."""
+    hostile, url = attacked("mysql")
+    (answer,) = (each for each in answers_of("mysql") if each.name == "endless rows")
+    with Client("memory://") as client:
+        store: Any = stores.open_store(client, url)
+        assert run_sync(store.read(key, PATIENT)) is None
+        hostile.attack(answer)
+        tracemalloc.start()
+        try:
+            with pytest.raises(Unavailable, match="too long"):
+                run_sync(store.read(key, 3 * PATIENT))
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        finally:
+            tracemalloc.stop()
         hostile.relent()
 
 

@@ -68,6 +68,21 @@ def test_postgresql_store_uses_the_host_that_is_no_standby(open_runner, key):
         primary.kill()
 
 
+def test_postgresql_store_does_without_a_host_that_has_no_address(open_runner, key, monkeypatch):
+    """`getaddrinfo` says so at once here; a real name server may take longer."""
+    port = postgresql.server.own().port
+
+    def getaddrinfo(host: str, *rest: object, **more: object) -> object:
+        if host == "gone.example":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return lookup(host, *rest, **more)
+
+    lookup = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    runner = open_runner(f"postgresql://postgres@gone.example,localhost/postgres?port={port}")
+    assert run_sync(runner.read(key)) is None
+
+
 def test_postgresql_store_passes_options_with_spaces_on(url_of, open_runner, key):
     runner = open_runner(f"{url_of('postgresql')}?options=-c%20application_name%3Dshop1")
     assert run_sync(runner.read(key)) is None
