@@ -438,7 +438,7 @@ def _mysql() -> Iterator[Answer]:
     yield flood("long packets", b"\0", b"\xff\xff\xff\0")
     yield flood("continued packets", b"\xff\xff\xff\1" + b"\1" * 0xFFFFFF)
     yield flood("many columns", column, packet(1, b"\xfe" + b"\xff" * 8))
-    yield flood("endless rows", packet(4, b"\2ab"), rows)
+    yield flood("endless rows", b"".join(packet(4 + number, b"\2ab") for number in range(256)), rows)
     yield Answer("local file", once(packet(1, b"\xfb/etc/passwd")))
     yield Answer("error text", once(error), hold=False)
     yield Answer("truncated", once(packet(1, b"\1")[:3]), hold=False)

@@ -257,6 +257,12 @@ def test_function_that_gives_no_password_fails_the_call(source: Callable[[], str
         client.lock("a", wait=0).acquire()
 
 
+@pytest.mark.parametrize(("source", "error"), [(lambda: 1 / 0, Unavailable), (lambda: "a\0b", ConfigError)])
+def test_function_that_gives_no_password_is_not_blamed_on_mysql(mysql, source: Callable[[], str], error) -> None:
+    with Client(mysql.url(), password=source) as client, pytest.raises(error, match=r"^password= "):
+        client.lock("a", wait=0).acquire()
+
+
 @pytest.mark.parametrize("raised", [SystemExit, asyncio.CancelledError])
 def test_function_that_exits_does_not_end_the_thread_that_renews(raised) -> None:
     user, granted, lost = RedisUser(single_server(), "redis"), threading.Event(), threading.Event()

@@ -9,6 +9,7 @@ import ssl
 import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -115,6 +116,24 @@ def test_postgresql_store_receives_a_bounded_reply(name, attacked, key):
         hostile.attack(answer)
         with pytest.raises(Unavailable, match="too long a reply"):
             run_sync(store.read(key, 10 * PATIENT))  # millions of small messages take a while
+        hostile.relent()
+
+
+def test_mysql_store_keeps_few_rows_of_an_endless_reply(attacked, key):
+    """PyMySQL keeps all rows, and one of two bytes takes a hundred times as much memory."""
+    hostile, url = attacked("mysql")
+    (answer,) = (each for each in answers_of("mysql") if each.name == "endless rows")
+    with Client("memory://") as client:
+        store: Any = stores.open_store(client, url)
+        assert run_sync(store.read(key, PATIENT)) is None
+        hostile.attack(answer)
+        tracemalloc.start()
+        try:
+            with pytest.raises(Unavailable, match="too long"):
+                run_sync(store.read(key, 3 * PATIENT))
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        finally:
+            tracemalloc.stop()
         hostile.relent()
 
 

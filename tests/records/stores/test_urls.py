@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 import uuid
+from urllib.parse import quote
 
 import pytest
 
@@ -68,10 +69,35 @@ def test_postgresql_store_uses_the_host_that_is_no_standby(open_runner, key):
         primary.kill()
 
 
+def test_postgresql_store_does_without_a_host_that_has_no_address(open_runner, key, monkeypatch):
+    """`getaddrinfo` says so at once here; a real name server may take longer."""
+    port = postgresql.server.own().port
+
+    def getaddrinfo(host: str, *rest: object, **more: object) -> object:
+        if host == "gone.example":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return lookup(host, *rest, **more)
+
+    lookup = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    runner = open_runner(f"postgresql://postgres@gone.example,localhost/postgres?port={port}")
+    assert run_sync(runner.read(key)) is None
+
+
 def test_postgresql_store_passes_options_with_spaces_on(url_of, open_runner, key):
     runner = open_runner(f"{url_of('postgresql')}?options=-c%20application_name%3Dshop1")
     assert run_sync(runner.read(key)) is None
     assert postgresql.server.own().ask("select 1 from pg_stat_activity where application_name = 'shop1'")
+
+
+def test_mysql_store_signs_in_with_a_password_beyond_ascii(url_of, server, open_runner, key):
+    mariadb, url = server("mysql").server, url_of("mysql")
+    mariadb.run("create or replace user 'beyond' identified by 'naïve €'", "grant all on test.* to 'beyond'")
+    try:
+        runner = open_runner(url.replace("//t:t@", f"//beyond:{quote('naïve €')}@"))
+        assert run_sync(runner.read(key)) is None
+    finally:
+        mariadb.run("drop user 'beyond'")
 
 
 @pytest.mark.parametrize("scheme", ["redlock", "http"])

@@ -25,7 +25,7 @@ from leasehold.engines.mysql.session import MySession
 from leasehold.engines.mysql.url import MyTarget
 from leasehold.engines.sql.connect import resolve, split_deadline
 from leasehold.engines.sql.session import DatabaseServer, Decoding, Row, SqlConnectionLost, SqlServerError
-from leasehold.errors import Unavailable
+from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 
 _MAX_TIMEOUT: Final = 31_536_000  # seconds: a year, the largest value the server accepts here
@@ -157,6 +157,8 @@ async def _connect_address(
         raise no_answer(deadline - began, target.address)
     if handshake.result is None:
         assert handshake.error is not None  # noqa: S101  # for the type checker
+        if isinstance(handshake.error, LeaseholdError):  # there is no password
+            raise handshake.error
         raise connection_refused(handshake.error, target.address) from handshake.error
     session = MySession(handshake.result.sock, runtime)
     try:
