@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 
 from harness.servers.redlock import lock_keys
 from leasehold import Client
@@ -92,6 +93,37 @@ def test_node_without_new_connections_delays_no_notification(nodes, proxied_node
         assert probe_redlock.nodes(client)[0].missed_releases
         assert operator.break_lock("job", token=lease.token)
         wait_until(lambda: lease.state == "LOST", 60)
+
+
+def test_missed_release_arrives_after_a_connection_that_stayed_silent(nodes, proxied_node, wait_until) -> None:
+    url, proxy = proxied_node
+    with Client(url, call_timeout=3) as client:
+        client.lock("job").acquire().release()
+        wait_until(lambda: proxy.subscribed)
+        before, proxy.answer = proxy.accepted, lambda _: iter(())
+        client.lock("job").acquire().release()
+        wait_until(lambda: proxy.accepted > before)
+        proxy.answer = None
+        wait_until(lambda: not probe_redlock.nodes(client)[0].missed_releases)
+
+
+def test_messages_of_a_node_that_takes_no_releases_open_few_connections(nodes, proxied_node, wait_until) -> None:
+    """After each message, the client tried to send the releases that the node had missed."""
+
+    def hang_up(_: bytes) -> Iterator[bytes]:
+        raise ConnectionError
+
+    url, proxy = proxied_node
+    with Client(url) as client:
+        client.lock("job").acquire().release()
+        wait_until(lambda: proxy.subscribed)
+        proxy.answer = hang_up
+        client.lock("job").acquire().release()
+        assert probe_redlock.nodes(client)[0].missed_releases
+        before, began = proxy.accepted, time.monotonic()
+        while time.monotonic() < began + 3:
+            nodes.all[0].ask("PUBLISH", f"lh1:c:{probe.registry(client).client_id}", "not for a claim")
+        assert proxy.accepted - before < 10
 
 
 def test_subscription_that_ends_at_once_is_repeated_ever_less_often(proxied_node, wait_until) -> None:
