@@ -51,7 +51,7 @@ def plant_link(path: Path, target: Path) -> None:
 def run_once(folder: Path) -> ConfigError | None:
     """What `leasehold run` does with the file in this folder. Returns the refusal."""
     try:
-        with Client(f"sqlite://{folder}/locks.db", call_timeout=2) as client, client.lock("a", wait=0):
+        with Client(f"sqlite://{folder}/locks.db", call_timeout=5) as client, client.lock("a", wait=0):
             return None
     except ConfigError as refusal:
         return refusal
@@ -342,7 +342,7 @@ def test_schema_that_is_not_ours_is_refused(url, path, kind) -> None:
     db = sqlite3.connect(path, isolation_level=None)
     db.executescript(f"create table junk (x); {PLANTED[kind]}")
     db.close()
-    with Client(url, call_timeout=1) as client, pytest.raises(ConfigError, match="not a file of Leasehold's"):
+    with Client(url, call_timeout=5) as client, pytest.raises(ConfigError, match="not a file of Leasehold's"):
         client.lock("a").acquire(wait=0)
 
 
@@ -676,7 +676,7 @@ def test_file_swapped_while_it_is_opened_is_not_used_unlocked(group_folder, tmp_
     monkeypatch.setattr(*probe_sqlite.OPEN_DATABASE, swap_while_opening)
     monkeypatch.setattr(*probe_sqlite.FILE_LOCKS, {})
     with (
-        Client(f"sqlite://{group_folder}/locks.db", call_timeout=0.3) as client,
+        Client(f"sqlite://{group_folder}/locks.db", call_timeout=3) as client,
         pytest.raises(Unavailable),
     ):
         client.ping()
@@ -708,7 +708,7 @@ def test_shared_file_that_cannot_be_opened_raises_matching_error(group_folder, m
 
     monkeypatch.setattr(*probe_sqlite.LOCK_AGAINST_JOURNALS, refuse)
     with (
-        Client(f"sqlite://{group_folder}/locks.db", call_timeout=0.3) as client,
+        Client(f"sqlite://{group_folder}/locks.db", call_timeout=3) as client,
         pytest.raises(error, match=os.strerror(number)),
     ):
         client.ping()
