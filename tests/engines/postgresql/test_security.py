@@ -10,6 +10,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
+from harness.servers.process import poll
 from leasehold import Client, StaleToken, transaction
 from leasehold.engines.postgresql import schema
 from leasehold.engines.postgresql.relay import MIN_LEFT
@@ -137,7 +138,10 @@ def test_planted_functions_are_not_called_by_a_client(database, search_path, bac
         with client.lock("job") as lease:
             lease.renew()
             with background_waiter(other, "job") as got:
-                assert [holding.state for holding in client.inspect()] == ["held", "waiting"]
+                states = ["held", "waiting"]
+                poll(
+                    lambda: [holding.state for holding in client.inspect()] == states, 60, lambda: "the claim is queued"
+                )
                 with psycopg.connect(database.server.url(), options=f"-c search_path={search_path}") as connection:
                     transaction.check(lease, connection)
                     transaction.release_on_commit(lease, connection)
