@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from kazoo.protocol.serialization import Delete
+from kazoo.protocol.serialization import Create, Delete
 
 from harness.servers.hostile import Answer, HostileProxy, answers_of
 from harness.servers.process import poll
@@ -182,9 +182,10 @@ def test_reply_sent_twice_is_not_taken_for_the_next(which, at_once, server, key)
         failed(-2) * 2 + END,
         struct.pack(">i?i", Delete.type, False, -1) * 2 + END,
         failed(-101) * 3 + END,
+        struct.pack(">i?ii2s", Create.type, False, -1, 2, b"/a") + failed(-110) + END,
         failed(-101) * 2,
     ],
-    ids=["none", "rolled back", "not begun", "other operations", "too many", "cut off"],
+    ids=["none", "rolled back", "not begun", "other operations", "too many", "only one failed", "cut off"],
 )
 def test_results_that_do_not_fit_a_zookeeper_record_are_no_answer(results, server, key):
     """The first and the fourth counted as written, the second and the third raised RuntimeError, and a server could
