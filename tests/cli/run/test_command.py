@@ -430,6 +430,13 @@ def test_result_file_that_is_a_link_is_refused_and_not_followed(shell, tmp_path)
     assert result(tmp_path / "late.json")["outcome"] == "done"
 
 
+def test_result_file_is_readable_by_its_owner_only(shell, tmp_path):
+    """It has the command line of CMD. Also if an older one had another mode."""
+    (tmp_path / "r.json").touch(0o644)
+    assert shell("run", "--result-file", "r.json", "j", "true").returncode == 0
+    assert (tmp_path / "r.json").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a link of another user")
 def test_result_file_behind_a_link_of_another_user_is_refused(shell, tmp_path):
     (tmp_path / "jobs").symlink_to(tmp_path)
