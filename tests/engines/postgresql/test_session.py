@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,7 +17,7 @@ from psycopg import pq
 from leasehold import Client, Unavailable
 from leasehold.config import EngineConfig
 from leasehold.engines.postgresql import connect
-from leasehold.engines.postgresql.relay import MIN_LEFT
+from leasehold.engines.postgresql.relay import MIN_LEFT, Relay
 from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import parse_url
 from leasehold.engines.sql.session import SqlConnectionLost
@@ -208,3 +210,27 @@ def test_notifications_are_given_back_and_nothing_else(database) -> None:
             run_sync(session.next_notifications(60.0))
     finally:
         session.close()
+
+
+def test_relay_is_done_only_when_all_of_a_request_is_sent() -> None:
+    """If the network takes a large request in parts, the rest stayed behind: the server waited for it, and the client
+    for the reply, until the deadline."""
+    near, far = socket.socketpair()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 30_000)  # takes a part of what the relay sends at once
+    far.setblocking(False)
+    request, received = bytes(range(256)) * 600, b""
+    with near, far:
+        stub = cast(Any, SimpleNamespace(socket=near.fileno()))
+        relay = Relay(stub)
+        relay.attach()
+        written = 0
+        while written < len(request) or not relay.send():
+            with suppress(BlockingIOError):
+                written += os.write(stub.socket, request[written:])
+            with suppress(BlockingIOError):
+                received += far.recv(9_000)
+        with suppress(BlockingIOError):
+            while data := far.recv(65_536):
+                received += data
+        assert received == request
+        relay.close()

@@ -99,6 +99,7 @@ class Relay:
         server, libpq = self._server, self._libpq
         if server is None or libpq is None:
             return True
+        is_last = False  # libpq has written no more than what was just read: that saves looking again
         try:
             while True:
                 if not self._outgoing:
@@ -108,11 +109,11 @@ class Relay:
                         return True
                     if not self._outgoing:
                         return True
+                    is_last = len(self._outgoing) < _SEND_SIZE
                 try:
                     sent = server.send(self._outgoing)
                 except BlockingIOError:
                     return False
-                is_last = len(self._outgoing) < _SEND_SIZE
                 self._outgoing = self._outgoing[sent:]
                 if is_last and not self._outgoing:
                     return True
