@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, cast
 
+from leasehold.engines.sql import listener
 from leasehold.engines.sql.connection import SerialConnection
 from leasehold.engines.sql.engine import SqlEngine
 from tests.support import probe
@@ -34,3 +35,20 @@ def calls_waiting(user: AnyEngine) -> int:
 def use_attempt_number(user: AnyEngine, number: int) -> None:
     """Set how many attempts there were so far: every so many of them sweep."""
     engine_of(user)._attempts = number
+
+
+STABLE_AFTER = probe.Place(listener, "STABLE_AFTER")  # how long a session lasts that did not end soon
+
+
+def is_listening(user: AnyEngine) -> bool:
+    return bool(engine_of(user)._listener.address)
+
+
+def end_listening(user: AnyEngine) -> float:
+    """End the session that listens, as a proxy may. Returns after how many seconds another may be opened."""
+    sql_listener = engine_of(user)._listener
+    session, now = sql_listener._session, sql_listener._runtime.now()
+    assert session is not None
+    sql_listener.on_session_lost(session)
+    session.shutdown()
+    return sql_listener._retry_at - now

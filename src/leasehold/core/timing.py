@@ -18,6 +18,7 @@ RESERVATION_TTL = 3.0  # seconds a waiter has to claim its reservation
 RESERVATION_PROBE = 1.0  # seconds until the next waiter re-checks whether a reservation's client is still reachable
 WAITER_TTL = 15.0  # a queued claim expires this many seconds after its last attempt or heartbeat (E7)
 HEARTBEAT_INTERVAL = 5.0  # seconds between a waiter's heartbeats, and between unprompted attempts of the queue's head
+STABLE_AFTER = 5.0  # seconds: after a connection or thread that lasted this long, pauses begin anew with the shortest
 MAX_SLEEP = 5.0  # longest sleep while a lease is held: a sleep does not count a suspend of the machine, a ttl does
 TERM_VISIBLE = 1.0  # a leader's term stays visible for at least this many seconds, even if the leader resigns sooner
 WAKEUP_SLACK = 0.002  # re-checking slightly too early would only cost a second re-check

@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine
 from logging import Logger
 from typing import Any, ClassVar, Final
 
+from leasehold.core.timing import STABLE_AFTER
 from leasehold.runtime.base import Runtime, Signal
 from leasehold.runtime.net.blocking import SocketStream
 
 _ACTIVE_TIMEOUT: Final = 1.0  # seconds that an attempt waits for its notifications
-STABLE_AFTER: Final = 5.0  # seconds: a connection that ended sooner counts as a miss, even if notifications came
 
 
 class PushStatus(ABC):

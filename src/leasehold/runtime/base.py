@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from leasehold.core.timing import backoff
+from leasehold.core.timing import STABLE_AFTER, backoff
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -22,7 +22,6 @@ _log = logging.getLogger("leasehold.runtime")
 
 _RESTART_PAUSE = 0.05  # seconds before a thread that failed starts again; doubled after each failure in a row
 _MAX_RESTART_PAUSE = 2.0
-_STABLE_AFTER = 5.0  # a thread that ran this long did not fail in a row
 
 
 class Signal(Protocol):
@@ -152,7 +151,7 @@ def restarting(
                 return await start(runtime)
             except Exception as error:
                 log_unexpected(log, thread, error)
-            failures = 0 if runtime.now() > began + _STABLE_AFTER else failures + 1
+            failures = 0 if runtime.now() > began + STABLE_AFTER else failures + 1
             await runtime.sleep(backoff(failures, _RESTART_PAUSE, _MAX_RESTART_PAUSE, 0.5 + runtime.random() / 2))
 
     return run

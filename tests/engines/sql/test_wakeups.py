@@ -9,6 +9,7 @@ import time
 
 from leasehold import Client
 from leasehold.runtime.base import run_sync
+from tests.support import probe_sql
 from tests.support.timing import check_elapsed
 
 
@@ -65,3 +66,19 @@ def test_killed_waiter_is_passed_over(sql, wait_until) -> None:
         check_elapsed(began, 2.5, "passed over at once, or at the re-check after a second")
         assert "passed over" in [h.state for h in client.inspect()]
         got[0].release()
+
+
+def test_sessions_that_end_soon_are_opened_after_ever_longer_pauses(sql, make_driver, wait_until, monkeypatch) -> None:
+    """Behind a proxy that cut off each one, a client connected without a pause, and its waiters attempted each time."""
+    monkeypatch.setattr(*probe_sql.STABLE_AFTER, 1000.0)  # this machine may be slow
+    driver = make_driver(sql.url())
+    driver.acquire(driver.claim())
+    waiting, pauses = driver.claim(queue=True), []
+    for _ in range(7):
+        wait_until(lambda: driver.attempt(waiting) and probe_sql.is_listening(driver.engine))
+        pauses.append(probe_sql.end_listening(driver.engine))
+    assert pauses[0] < 0, "the first one is opened again at once"
+    assert pauses[-1] >= 0.5
+    monkeypatch.setattr(*probe_sql.STABLE_AFTER, 0.0)
+    wait_until(lambda: driver.attempt(waiting) and probe_sql.is_listening(driver.engine))
+    assert probe_sql.end_listening(driver.engine) < 0

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import ref
 
 from leasehold.core.texts import server_text
-from leasehold.core.timing import backoff
+from leasehold.core.timing import STABLE_AFTER, backoff
 from leasehold.engines.etcd import messages
 from leasehold.engines.etcd.grpc.connection import GrpcConnection
 from leasehold.engines.etcd.grpc.frames import UNAUTHENTICATED, ConnectionBroken, GrpcStatus, GrpcStream
@@ -42,7 +42,6 @@ _ACTIVE_PERIOD: Final = 2.0  # new watches are likely for this long after the la
 _CONNECT_TIMEOUT: Final = 5.0
 _RECONNECT_PAUSE: Final = 0.05
 _MAX_RECONNECT_PAUSE: Final = 2.0
-_STABLE_AFTER: Final = 5.0  # after a stream that lasted this long, the next one is opened without a longer pause
 _RECHECK_SOON: Final = 0.003  # about the time in which a lock changes hands twice
 
 
@@ -379,7 +378,7 @@ def _watch_loop(
             live_watcher = None
             if reader is not None:
                 await reader(runtime)
-            failures = 0 if runtime.now() > began + _STABLE_AFTER else failures + 1
+            failures = 0 if runtime.now() > began + STABLE_AFTER else failures + 1
             await signal.wait(backoff(failures, _RECONNECT_PAUSE, _MAX_RECONNECT_PAUSE, 0.5 + runtime.random() / 2))
 
     return run

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import hiredis
 
-from leasehold.core.timing import HEARTBEAT_INTERVAL, backoff
-from leasehold.engines.listener_thread import STABLE_AFTER
+from leasehold.core.timing import HEARTBEAT_INTERVAL, STABLE_AFTER, backoff
 from leasehold.engines.redis.protocol import parse_key
 from leasehold.engines.redis.pubsub import PubSubListener
 from leasehold.engines.redis.scripts import MICROS, PubSubCommands

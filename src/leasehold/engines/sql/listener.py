@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeAlias
 from weakref import ReferenceType, ref
 
-from leasehold.core.timing import WAITER_TTL
+from leasehold.core.timing import STABLE_AFTER, WAITER_TTL, backoff
 from leasehold.engines.registry import ClaimRegistry, snapshot_items
 from leasehold.engines.repeated_logs import log_once
 from leasehold.engines.sql.fair_mutex import FairMutex
@@ -47,6 +47,7 @@ class SqlListener(ABC):
         self._session: SqlSession | None = None
         self._liveness_session: SqlSession | None = None  # a second session that `_start_listening` may open
         self._retry_at = 0.0
+        self._began, self._misses = 0.0, 0  # when the session was opened, and how many in a row ended soon
         self._enabled = enabled
         self.unavailable = not enabled
         self.address = ""  # empty: this client cannot be notified
@@ -100,7 +101,7 @@ class SqlListener(ABC):
             listen_loop = await self._start_listening(session, address, runtime, deadline)
             # Before the thread starts: it may end at once, and then says that this session is lost.
             self._server_identity = session.server.identity
-            self._session, self.address, self._retry_at = session, address, 0.0
+            self._session, self.address, self._retry_at, self._began = session, address, 0.0, runtime.now()
             runtime.start_thread(
                 _make_listen_thread(session, listen_loop, ref(self), self._registry_ref), "leasehold-listener"
             )
@@ -143,10 +144,15 @@ class SqlListener(ABC):
 
     def on_session_lost(self, session: SqlSession, pause: float = 0.0) -> None:
         """The session has ended, and wake-ups may have been missed: all waiters attempt again, which reconnects, though
-        not within `pause` seconds."""
+        not within `pause` seconds, and not at once if the last sessions ended soon, as behind a proxy that cuts off
+        each one."""
         if self._session is session:
             self._session, self.address = None, ""
-            self._retry_at = self._runtime.now() + pause if pause else 0.0
+            now = self._runtime.now()
+            self._misses = 0 if now - self._began >= STABLE_AFTER else self._misses + 1
+            if self._misses > 1:
+                pause = max(pause, backoff(self._misses, 0.02, 1.0, 0.5 + self._runtime.random() / 2))
+            self._retry_at = now + pause if pause else 0.0
             self._close_liveness_session()
             self._wake_waiters()
 
