@@ -358,6 +358,14 @@ def test_connection_of_a_caller_that_left_behind_its_requests_ends(echo, behind)
     assert echo.requests == ["/"], "those behind it are not carried out"
 
 
+def test_connection_that_ended_is_no_longer_a_stranger():
+    strangers = {}
+    with serving(strangers=strangers) as app:
+        with connected(app):
+            poll(lambda: strangers)
+        poll(lambda: not strangers)
+
+
 # -- framing
 
 

@@ -7,7 +7,7 @@ import pytest
 from leasehold.model import NO_MIN_HOLD, Busy, Grant
 from leasehold.server.routes import LongPoll
 from tests.support import probe_server
-from tests.support.bare_service import CLIENT, acquire, claim_of, deadline, serving
+from tests.support.bare_service import CLIENT, OTHER, acquire, claim_of, deadline, serving
 from tests.support.running_server import in_loop
 
 
@@ -30,6 +30,41 @@ async def test_released_lease_counts_while_min_hold_keeps_its_name():
         probe_server.disown_expired(service)
         assert service.grants.leases == {"web": 1}
         service.clock.ahead += 2
+        probe_server.disown_expired(service)
+        assert service.grants.leases == {}
+
+
+@in_loop
+async def test_min_hold_counts_from_the_grant_and_not_from_its_repetition():
+    async with serving() as service:
+        claim = await granted(service, min_hold=60.0)
+        service.clock.ahead += 40
+        again = await service.attempt(claim, CLIENT, deadline(service))
+        assert isinstance(again, Grant)
+        assert again.token == claim.token
+        await service.release(claim, deadline(service))
+        service.clock.ahead += 21
+        probe_server.disown_expired(service)
+        assert service.grants.leases == {}
+
+
+@in_loop
+async def test_lease_that_another_client_renews_counts_for_its_caller():
+    """Else a key could have any number of leases, by renewing each as another client."""
+    async with serving() as service:
+        claim = await granted(service)
+        await service.renew([claim], CLIENT, deadline(service))
+        await service.renew([claim], OTHER, deadline(service))
+        assert service.grants.leases == {"web": 1}
+
+
+@in_loop
+async def test_all_names_that_are_free_by_now_count_no_longer():
+    async with serving() as service:
+        for number in range(3):
+            await service.release(await granted(service, name=f"orders/{number}", min_hold=60.0), deadline(service))
+        assert service.grants.leases == {"web": 3}
+        service.clock.ahead += 61
         probe_server.disown_expired(service)
         assert service.grants.leases == {}
 
