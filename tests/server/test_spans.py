@@ -139,7 +139,7 @@ def test_tracestate_that_is_not_well_formed_is_neither_used_nor_logged(spans, ca
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 
-def test_collector_that_refuses_spans_is_a_line_of_the_log_and_delays_nothing(tmp_path):
+def test_refusal_of_a_collector_is_a_line_of_the_log(tmp_path):
     refused = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusal)
     thread = threading.Thread(target=refused.serve_forever)
     thread.start()
