@@ -10,7 +10,6 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from harness.servers.process import poll
 from leasehold import Client, StaleToken, transaction
 from leasehold.engines.postgresql import schema
 from leasehold.engines.postgresql.relay import MIN_LEFT
@@ -131,17 +130,14 @@ def test_planted_functions_are_not_called_as_the_schemas_owner(database, search_
     assert planted_calls(database, search_path) == []
 
 
-def test_planted_functions_are_not_called_by_a_client(database, search_path, background_waiter) -> None:
+def test_planted_functions_are_not_called_by_a_client(database, search_path, background_waiter, wait_until) -> None:
     database.ask(schema.text(database.schema).replace("%", "%%"))
     url = database.url(options=f"-c search_path={search_path}")
     with Client(url) as client, Client(url) as other:
         with client.lock("job") as lease:
             lease.renew()
             with background_waiter(other, "job") as got:
-                states = ["held", "waiting"]
-                poll(
-                    lambda: [holding.state for holding in client.inspect()] == states, 60, lambda: "the claim is queued"
-                )
+                wait_until(lambda: [holding.state for holding in client.inspect()] == ["held", "waiting"])
                 with psycopg.connect(database.server.url(), options=f"-c search_path={search_path}") as connection:
                     transaction.check(lease, connection)
                     transaction.release_on_commit(lease, connection)
