@@ -105,6 +105,7 @@ def test_write_replaced_before_its_answer_was_lost_is_unavailable(lossy, key, mo
     )
     poll(lambda: run_sync(other.read(key)) == applied.record, 60, lambda: "the write is applied")
     assert run_sync(other.write(key, record(b"other"), applied.record.version))
+    poll(lambda: any(proxy.has_lost_bytes for proxy in path.proxies), 60, lambda: "the answer is lost")
     path.restore()
     assert isinstance(applied.end(), Unavailable)
 
