@@ -34,7 +34,7 @@ _CHECKPOINT_TIMEOUT: Final = 5.0
 # In the log: 4 MiB, as with SQLite's own page size. A checkpoint syncs twice, and most transactions never. Beyond 4000
 # pages, each reader would have to search a second index of the log.
 _CHECKPOINT_PAGES: Final = 4000
-_MAX_VALUE: Final = 1 << 13  # bytes of a row; ours have below 4,000, those that a member of the group edits gigabytes
+_MAX_VALUE: Final = 1 << 20  # bytes of a row, also of the schema: an application may keep large tables in the same file
 _STEPS_BETWEEN_CHECKS: Final = 20_000  # of SQLite's machine, about a millisecond: no usual statement has as many
 _LOCKED_CODES: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _CORRUPT_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)

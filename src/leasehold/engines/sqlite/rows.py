@@ -32,6 +32,7 @@ _GRANT_COLUMNS: Final = (
     "token, id_hash, state, client, label, host, pid, purpose, mode, delay, ticket, since, "
     "heartbeat_expires_at, until, slot, min_hold, process_bound"
 )
+_MAX_TEXTS: Final = 8192  # characters of a row; ours have below 4,000
 _GRANT_LENGTH: Final = len(_GRANT_COLUMNS.split(", "))
 _WAITER_LENGTH: Final = 12
 _WAITER_COLUMNS: Final = (
@@ -323,6 +324,7 @@ def holder_from_row(row: Row) -> QueueEntry:
         min_hold,
         process_bound,
     ) = row
+    _check_texts(id_hash, client, mode, label, host, purpose)
     _check_finite(delay + since + heartbeat_expires_at + until + min_hold)
     holder = Holder(label, host, pid, purpose)
     in_queue = (id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at)
@@ -331,6 +333,7 @@ def holder_from_row(row: Row) -> QueueEntry:
 
 def waiter_from_row(row: Row) -> QueueEntry:
     passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at = row
+    _check_texts(id_hash, client, mode, label, host, purpose)
     _check_finite(delay + since + heartbeat_expires_at)
     state = PASSED if passed else WAITING
     return QueueEntry(
@@ -338,8 +341,14 @@ def waiter_from_row(row: Row) -> QueueEntry:
     )
 
 
+def _check_texts(*texts: str) -> None:
+    """A member of the group can edit any number of rows, and each would stay in memory."""
+    if sum(map(len, texts)) > _MAX_TEXTS:
+        raise LookupError("a row with a very long text")
+
+
 def _check_finite(seconds: float) -> None:
-    """SQLite stores infinite numbers, too, and no JSON and no table of ours can show one."""
+    """SQLite can store infinity, which JSON cannot express."""
     if not isfinite(seconds):
         raise LookupError("a row with an infinite time")
 
