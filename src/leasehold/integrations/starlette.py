@@ -178,10 +178,9 @@ async def hold(
     options      as for `AsyncClient.lock`; `wait` is 0 unless given, so that no worker fills up with waiting requests
 
     The body of the request is read before the lock is acquired: a slow upload does not hold the lock. It is kept in
-    memory, also if the endpoint does not read it. If the sender
-    disconnects while the request waits, the request leaves the queue. Raises an `HTTPException`: 409 if the lock is
-    busy, 503 if the engine does not answer or the lease is lost, 400 if the path gives no valid name, 413 if the body
-    is too large.
+    memory, also if the endpoint does not read it. If the sender disconnects while the request waits, the request leaves
+    the queue. Raises an `HTTPException`: 409 if the lock is busy, 503 if the engine does not answer or the lease is
+    lost, 400 if the path gives no valid name, 413 if the body is too large.
     """
     seconds = check_seconds("retry_after", retry_after)
     if isinstance(max_body, bool) or not isinstance(max_body, int) or max_body < 0:

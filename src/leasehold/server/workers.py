@@ -216,8 +216,9 @@ class WorkerRelay:
             untold.clear()
             untold.update(dict.fromkeys((_HELLO, *streams)))
         while untold:
-            told = [_HELLO] if _HELLO in untold else list(itertools.islice(untold, _MAX_TOLD))
-            if told == [_HELLO]:
+            says_hello = _HELLO in untold
+            told = [_HELLO] if says_hello else list(itertools.islice(untold, _MAX_TOLD))
+            if says_hello:
                 needs_past = self._before_live is not None
                 message = _Message("hello", self._own, payload=os.getpid() if needs_past else None)
             else:
