@@ -80,13 +80,17 @@ def test_lease_and_waiters_follow_a_slot_that_moves(cluster) -> None:
             waiter.start()
             poll(lambda count=count: len(holder.inspect()) == count + 2, 60, lambda: "the claim is queued")
         try:
+            (queue,) = source.ask("KEYS", "lh1:*:job:q")
             cluster.move(slot, source, target)
             assert cluster.owner("job") is target
-            # A client that is not yet subscribed at the new node is passed over, so the order counts only from here.
+            # Until it is subscribed at the new node, a client is passed over; its next attempt brings it back to its
+            # position. So the order counts only from here.
             poll(
-                lambda: is_subscribed(other, target) and is_subscribed(late, target),
+                lambda: (
+                    is_subscribed(other, target) and is_subscribed(late, target) and target.ask("ZCARD", queue) == 2
+                ),
                 60,
-                lambda: "both clients are subscribed at the new node",
+                lambda: "both clients are subscribed and queued at the new node",
             )
             lease.renew()
             assert late.lock("job").try_acquire() is None
