@@ -94,6 +94,12 @@ def test_process_of_another_host_is_not_known():
     assert render.process_state(Holder("x", os.uname().nodename, 1)) == "exists"  # of another user, unless root asks
 
 
+@pytest.mark.parametrize("pid", [-1, 2**31, 2**40, 10**400])
+def test_pid_that_no_process_can_have_is_not_looked_for(pid):
+    """Clients of a lock server choose it: `leasehold ls` ended with an OverflowError, and showed no claim at all."""
+    assert render.process_state(Holder("x", os.uname().nodename, pid)) is None
+
+
 def test_ls_with_prefix_lists_only_matching_names(shell, busy):
     assert {holding["name"] for holding in shell.json("ls", "ord")} == {"orders/42"}
     assert shell.json("ls", "no such") == []

@@ -95,6 +95,13 @@ def connection(user: AnyEngine) -> GrpcConnection | None:
     return engine_of(user).rpc._connection
 
 
+def replace_login(rpc: RpcClient, token: str) -> list[str]:
+    """The token that the client has for its user and password, and now another one. None before it has signed in."""
+    found = rpc._memory.auth_token
+    rpc._memory.auth_token = token if found else ""
+    return [found] if found else []
+
+
 def use_up_stream_ids(connection: GrpcConnection) -> None:
     """Leave room for only one more call."""
     connection._next_stream_id = frames.MAX_INT31 - 2

@@ -91,6 +91,11 @@ def node_listeners(client: AnyClient) -> Mapping[Any, NodeListener]:
     return cast(ClusterSubscriptions, subscriptions(client))._listeners
 
 
+def requested_subscriptions(listener: NodeListener) -> int:
+    """How many are not confirmed yet."""
+    return len(listener._pending)
+
+
 def parse_slots(slot_map: SlotMap, node: DiscoveryNode, replies: list[Any]) -> NodeSlotMap:
     return slot_map._parse_reply(node, replies)
 

@@ -77,12 +77,14 @@ def process_state(who: Holder) -> Literal["gone", "exists"] | None:
     "exists" proves nothing: the pid may have been given to another process. "gone" is certain, but for a holder in a
     container that shares this host's name and not its pids.
     """
-    if not who.pid or who.host != os.uname().nodename:
+    if who.pid <= 0 or who.host != os.uname().nodename:
         return None
     try:
         os.kill(who.pid, 0)
     except ProcessLookupError:
         return "gone"
+    except OverflowError:  # the holder made it up
+        return None
     except OSError:  # it belongs to another user
         pass
     return "exists"

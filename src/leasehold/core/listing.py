@@ -11,6 +11,13 @@ from leasehold.model import Holding
 MAX_MEMORY: Final = 24 << 20  # bytes, estimated: some thirty thousand claims
 _FIXED: Final = 640  # bytes of a claim without its texts
 _PER_CHARACTER: Final = 4  # bytes: what Python needs for each character of a text with a single emoji
+_CENTURY: Final = 100 * 365 * 86_400.0  # seconds
+
+
+def listed_seconds(seconds: float) -> float:
+    """A time of a claim: 0 instead of a negative one or NaN, and a century at most. A broken or hostile client, or a
+    server, may state times for which there are no dates."""
+    return min(max(0.0, seconds), _CENTURY)
 
 
 class ListingBudget:

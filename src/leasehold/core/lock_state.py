@@ -21,6 +21,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from leasehold.core.listing import listed_seconds
 from leasehold.core.names import owner_of
 from leasehold.core.queue_entry import (
     COOLING,
@@ -246,8 +247,8 @@ class LockState:
                 limit=self.limit,
                 fingerprint=entry.id_hash[:16],
                 holder=entry.holder,
-                age=now - entry.since,
-                left=max(0.0, (entry.expires_at if is_holder else entry.heartbeat_expires_at) - now),
+                age=listed_seconds(now - entry.since),
+                left=listed_seconds((entry.expires_at if is_holder else entry.heartbeat_expires_at) - now),
                 token=entry.token or None,
                 slot=entry.slot,
                 position=None if is_holder else self._position(entry),

@@ -161,6 +161,20 @@ def test_foreign_keys_below_the_prefix_are_harmless(url, member, prefix) -> None
             pass
 
 
+@pytest.mark.parametrize("edit", ['"delay":Infinity', '"delay":NaN', '"min_hold":-1e999', f'"token_base":{10**400}'])
+def test_key_with_numbers_that_no_client_writes_counts_as_unknown(url, member, prefix, edit) -> None:
+    """A waiter waited for an infinite delay, and `leasehold ls` could show no claim at all."""
+    value = '{"id_hash":"ab","state":"held","token_base":5,"delay":0,"holder":["l","h",1,"p"],"written_at":1,%s}'
+    member.put(f"{prefix}lh1/q/:job/l/x/ab0", value % edit)
+    member.put(f"{prefix}lh1/q/:old/l/x/ab0", value % '"written_at":-1e300')
+    with Client(url) as client:
+        job, old = client.inspect()
+        assert (job.holder.label, job.left, job.token) == ("?", 0, job.token and job.token % 2**53)
+        assert (old.holder.label, old.age) == ("l", 100 * 365 * 86_400)
+        with pytest.raises(NotAcquired):
+            client.lock("job").acquire(wait=0)
+
+
 def test_mismatched_kind_is_refused_before_it_is_queued(url, member, make_driver, claims) -> None:
     holder, other, behind = make_driver(url), make_driver(url), make_driver(url)
     held, waiting = holder.acquire(holder.claim()), behind.claim(queue=True)

@@ -21,6 +21,8 @@ from harness.servers.folders import scratch
 from harness.servers.process import free_ports
 from leasehold import Client, ConfigError, Unavailable
 from leasehold.engines.etcd.grpc.connect import tls_handshake
+from leasehold.engines.etcd.grpc.connection import GrpcConnection
+from leasehold.engines.etcd.rpc import RpcClient
 from tests.support import probe, probe_etcd
 from tests.support.timing import check_elapsed
 
@@ -86,6 +88,25 @@ def test_expired_auth_token_is_replaced_silently(start_member, enable_users, sta
         lease.verify()
         assert lease.release()
         waiting.wait_granted(60)
+
+
+@pytest.mark.parametrize("token", ["", "wrong.1"])
+def test_login_that_ends_again_during_a_call_is_no_config_error(start_member, enable_users, monkeypatch, token) -> None:
+    """Users and roles may be changed several times, and another call may discard the token that this one is to send."""
+    plain_get, ended = RpcClient.get_connection, []
+
+    async def get_connection(rpc: RpcClient, deadline: float) -> GrpcConnection:
+        connection = await plain_get(rpc, deadline)
+        if threading.current_thread() is threading.main_thread() and len(ended) < 3:
+            ended.extend(probe_etcd.replace_login(rpc, token))
+        return connection
+
+    with Client(enable_users(start_member(), "app")) as client:
+        client.lock("warm").acquire().release()
+        monkeypatch.setattr(RpcClient, "get_connection", get_connection)
+        with client.lock("job") as lease:
+            assert lease.held
+        assert len(ended) == 3
 
 
 def test_watch_refused_for_an_expired_login_is_restarted(start_member, enable_users, eventually) -> None:

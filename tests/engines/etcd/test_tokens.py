@@ -32,8 +32,9 @@ def test_rebase_raises_tokens_and_keeps_held_leases(url) -> None:
         probe.rebase(client, 0)
 
 
-def test_base_that_is_not_a_number_is_a_config_error(url, member, prefix) -> None:
-    member.put(f"{prefix}lh1/base", "x")
+@pytest.mark.parametrize("base", ["x", "9" * 5000])
+def test_base_that_is_not_a_number_is_a_config_error(url, member, prefix, base) -> None:
+    member.put(f"{prefix}lh1/base", base)
     with Client(url) as client:
         with pytest.raises(ConfigError, match="rebase"):
             client.lock("a").acquire()

@@ -22,6 +22,7 @@ from harness.servers.redis import RedisServer
 from harness.servers.redis_ha import RedisCluster, SentinelSetup
 from leasehold import AsyncClient, Client, ConfigError, LeaseholdError, NotAcquired, Unavailable
 from leasehold.config import EngineConfig
+from leasehold.engines.redis import sentinel
 from leasehold.engines.redis.cluster import SlotMap, slot_of
 from leasehold.engines.redis.discovery import DiscoveryNode
 from leasehold.engines.redis.protocol import lock_keys
@@ -209,6 +210,64 @@ def test_flood_of_failover_messages_opens_few_connections(start_fake) -> None:
             client.lock("flooded").acquire(wait=2)
         elapsed = time.monotonic() - began
         assert flooder.requests < 50 + 2 * 2 * elapsed / 0.1, "of two clients, two requests for each query"
+
+
+class TalkativeSentinel(FakeSentinel):
+    """Publishes something about another service again and again."""
+
+    here = threading.local()
+
+    def _talk(self, connection: socket.socket) -> None:
+        self.here.connection = connection
+        super()._talk(connection)
+
+    def answer(self, request: str) -> bytes:
+        if not request.startswith("SUBSCRIBE"):
+            return super().answer(request)
+        threading.Thread(target=self._publish, args=(self.here.connection,), daemon=True).start()
+        return encode_command("subscribe", "+switch-master", 1)
+
+    def _publish(self, connection: socket.socket) -> None:
+        message = encode_command("message", "+switch-master", "others 127.0.0.1 1 127.0.0.1 1")
+        with suppress(OSError):
+            while True:
+                connection.sendall(message)
+                time.sleep(0.05)  # pause: the sentinel's
+
+
+def test_sentinel_that_is_never_silent_hides_no_failover(start_fake, monkeypatch, wait_until, caplog) -> None:
+    """The client asked the other sentinels only after five seconds without a message of this one."""
+    rig_or_skip(RedisRig)
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(sentinel, "HEARTBEAT_INTERVAL", 0.2)
+    port = single_server()[0].port
+    talkative, *others = start_fake(TalkativeSentinel, 1, port), *(start_fake(FakeSentinel, 1, port) for _ in range(2))
+    hosts = ",".join(f"127.0.0.1:{each.port}" for each in (talkative, *others))
+    with Client(f"redis+sentinel://{hosts}/locks") as client, client.lock("hidden", ttl=60):
+        watcher = probe_redis.switch_watcher(client)
+        wait_until(lambda: watcher.active, 60)
+        for each in others:
+            each.epoch, each.reported_port = 2, 1
+        wait_until(lambda: "to 127.0.0.1:1" in caplog.text, 60)
+        for each in (talkative, *others):
+            each.epoch, each.reported_port = 3, port
+
+
+@pytest.mark.parametrize("answer", [b"-NOPERM this user may not subscribe\r\n", b":1\r\n", b"$-1\r\n"])
+def test_sentinel_that_publishes_nothing_is_asked_or_left(start_fake, wait_until, caplog, answer) -> None:
+    """A missing permission was not reported, and a sentinel could keep the thread busy with replies without end."""
+    rig_or_skip(RedisRig)
+    caplog.set_level(logging.DEBUG)
+    fake = start_fake(FakeSentinel, 1, single_server()[0].port)
+    plain_answer = fake.answer
+    fake.answer = lambda request: 1000 * answer if request.startswith("SUBSCRIBE") else plain_answer(request)
+    with Client(f"redis+sentinel://127.0.0.1:{fake.port}/locks") as client, client.lock("published") as lease:
+        if b"NOPERM" in answer:
+            wait_until(lambda: "failovers are noticed late" in caplog.text, 60)
+            assert "check user, password, permissions" in caplog.text
+        else:
+            wait_until(lambda: "a reply that is not a message" in caplog.text, 60)
+        assert lease.held
 
 
 def test_replica_reported_as_primary_is_not_used(start_fake) -> None:
@@ -450,6 +509,35 @@ class NodeThatEndsOddSubscriptions(NodeThatRedirectsSubscriptions):
         channel = bulk_string(request.partition(" ")[2].encode())
         ended = b"*3\r\n$12\r\nsunsubscribe\r\n%b\r\n:0\r\n" % self._channel
         return ended + b"*3\r\n$10\r\nssubscribe\r\n%b:1\r\n" % channel
+
+
+class NodeThatEndsOneSubscriptionAgainAndAgain(NodeThatRedirectsSubscriptions):
+    def __init__(self) -> None:
+        super().__init__(confirms=False)
+        self.script = self.script.removesuffix(b":0\r\n") + b":1\r\n"
+
+    def answer(self, request: str) -> bytes:
+        if not request.startswith("SSUBSCRIBE"):
+            return super().answer(request)
+        self.subscriptions += 1
+        channel = bulk_string(request.partition(" ")[2].encode())
+        confirmed, ended = (
+            b"*3\r\n%b%b:0\r\n" % (bulk_string(kind), channel) for kind in (b"ssubscribe", b"sunsubscribe")
+        )
+        return confirmed + 1000 * ended + confirmed if self.subscriptions == 1 else b""
+
+
+def test_subscription_that_ends_again_and_again_is_requested_once(start_fake, wait_until) -> None:
+    """The client asked for it again each time, and kept each request in memory until it was answered."""
+    node = start_fake(NodeThatEndsOneSubscriptionAgainAndAgain)
+    with Client(f"redis+cluster://127.0.0.1:{node.port}") as client:
+        with pytest.raises(NotAcquired):
+            client.lock("job").acquire(wait=0.3)
+        node.script = b":0\r\n"  # of the release
+        subscription = probe_redis.subscriptions(client).for_bucket(node.tag)
+        wait_until(lambda: subscription.active and node.subscriptions == 2, 60)
+        (listener,) = probe_redis.node_listeners(client).values()
+        assert probe_redis.requested_subscriptions(listener) == 0
 
 
 @pytest.mark.parametrize("channel", [b":200000000", b":-1", b"*1\r\n*0"])

@@ -14,6 +14,7 @@ import pytest
 from harness.rigs.redis import RedisRig
 from harness.servers.process import poll
 from leasehold import AsyncClient, Client, ConfigError, NotAcquired, Unavailable
+from leasehold.errors import AccessDenied
 from leasehold.testing.conformance.suite import rig_or_skip
 from tests.support import health, probe, probe_redis
 from tests.support.paths import ROOT
@@ -157,6 +158,18 @@ def test_missing_script_permission_leaves_no_claim_behind(server, missing, held)
         poll(lambda: not probe.pending_releases(other), 60, lambda: "the waiter's claim has ended")
         lease.release()
         poll(lambda: not remaining_keys(server), 60, lambda: "no key is left")
+
+
+def test_record_that_may_not_be_read_is_not_taken_for_a_foreign_one(server) -> None:
+    """The error said that another program had written it, and to remove it."""
+    server.ask("ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all")
+    with Client(url(server, user="locks:pw@")) as client:
+        assert client.once("k", lambda: 1) == 1
+        server.ask("ACL", "SETUSER", "locks", "-get")
+        with pytest.raises(AccessDenied, match="check the permissions"):
+            client.once("k", lambda: 2)
+        server.ask("ACL", "SETUSER", "locks", "+get")
+        assert client.once("k", lambda: 3) == 1
 
 
 def test_waiter_that_loses_its_permission_leaves_the_queue(server) -> None:

@@ -212,6 +212,26 @@ def test_second_waiter_rechecks_in_time_when_server_is_down(start_redis, wait_un
     check_seconds(min(at for at, _ in scenario.errors) - began, WAITER_TTL / 3)
 
 
+@ON_VALKEY_TOO
+@pytest.mark.parametrize("command", [("DEL",), ("ZPOPMIN",)], ids=["evicted", "half-refused"])
+def test_waiter_that_was_taken_out_of_the_queue_joins_it_again(server, command) -> None:
+    """By an eviction of the queue, or by a script of a user without +hdel. It waited on, although the name was free."""
+    with Client(url(server)) as one, Client(url(server)) as other, Client(url(server)) as third:
+        lease = one.lock("job", ttl=60).acquire()
+        waiters = []
+        for number, client in enumerate((other, third), 1):
+            waiters.append(threading.Thread(target=lambda c=client: c.lock("job", wait=60).acquire().release()))
+            waiters[-1].start()
+            wait_until_queued(one, "job", number)
+        (queue,) = server.ask("KEYS", "lh1:*:job:q")
+        server.ask(*command, queue)
+        lease.release()
+        server.ask("CLIENT", "KILL", "TYPE", "pubsub")  # all waiters re-check once they have subscribed again
+        for waiter in waiters:
+            waiter.join(30)
+            assert not waiter.is_alive()
+
+
 class ElapsedSignal:
     """A signal that is never set: records how long it was waited for, and returns at once."""
 

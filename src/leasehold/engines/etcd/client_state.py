@@ -206,7 +206,7 @@ class EtcdClientState:
 
     def parse_token_base(self, stored: bytes) -> TokenBase:
         """Raises ConfigError if it is not a valid one."""
-        if not (stored.isdigit() and 0 < int(stored) < _MAX_TOKEN_BASE):
+        if not 0 < queue.parse_token_base(stored) < _MAX_TOKEN_BASE:
             raise ConfigError(
                 f"{queue.token_base_key(self.url.root).decode()} in etcd must hold the number that tokens begin at; "
                 "run `leasehold rebase` to repair it"

@@ -135,7 +135,7 @@ class EtcdEngine:
             (found,) = (await self.rpc.call(messages.RANGE, messages.RangeRequest(key), deadline)).kvs or (
                 messages.KeyValue(key),
             )
-            old = int(found.value) if found.value.isdigit() else 0
+            old = queue.parse_token_base(found.value)
             new = max(int(self._runtime.wall() * 1_000_000), floor, old + 1)
             self._client_state.parse_token_base(b"%d" % new)
             unchanged = messages.Compare(messages.EQUAL, messages.MOD, key, mod_revision=found.mod_revision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from leasehold.core.listing import ListingBudget
+from leasehold.core.listing import ListingBudget, listed_seconds
 from leasehold.core.names import owner_of
 from leasehold.engines.etcd import messages, queue
 from leasehold.engines.etcd.client_state import EtcdClientState
@@ -71,8 +71,8 @@ def _to_holding(entry: Entry, ttl: float, is_holder: bool, position: int, wall: 
         limit=entry.limit,
         fingerprint=value.id_hash[:16],
         holder=value.holder,
-        age=max(0.0, wall - value.written_at),
-        left=ttl - value.delay if state == "held" else ttl,
+        age=listed_seconds(wall - value.written_at),
+        left=listed_seconds(ttl - value.delay if state == "held" else ttl),
         token=entry.token if state in ("held", "cooling") else None,
         position=position if state == "waiting" else None,
         owner=owner_of(value.id_hash),

@@ -34,6 +34,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from itertools import count
+from math import isfinite
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from leasehold.core.names import FORMAT, decode, encode, engine_key
@@ -57,6 +58,8 @@ EntryState: TypeAlias = Literal["waiting", "held", "released", "cooling"]
 MAX_QUEUE_READ: Final = 100  # keys read to compute a waiter's position
 MAX_HEAD_READ: Final = 8  # oldest entries of a queue that every read returns with their values
 _MAX_VALUE: Final = 16_384  # bytes: a value has less than half of that, even if every character is escaped
+_MAX_INTEGER: Final = 1 << 63
+_MAX_TOKEN_DIGITS: Final = 19
 _TAG_DIGITS: Final = 2  # of an id hash: more make etcd slower, fewer make more claims share a tag
 _MODES: Final[dict[str, Mode]] = {"x": "exclusive", "r": "shared", "s": "exclusive"}
 _STATES: Final = ("waiting", "held", "released", "cooling")
@@ -101,16 +104,11 @@ def parse_value(value: bytes) -> EntryValue:
         holder = Holder(str(label), str(host), int(pid), str(purpose))
         state: EntryState = found["state"] if found["state"] in _STATES else "held"
         id_hash, delay, written_at = str(found["id_hash"]), float(found["delay"]), float(found["written_at"])
-        return EntryValue(
-            id_hash,
-            state,
-            int(found["token_base"]),
-            delay,
-            holder,
-            written_at,
-            float(found.get("remaining_delay", 0.0)),
-            float(found.get("min_hold", 0.0)),
-        )
+        token_base, remaining_delay = int(found["token_base"]), float(found.get("remaining_delay", 0.0))
+        min_hold = float(found.get("min_hold", 0.0))
+        if not isfinite(delay + remaining_delay + min_hold) or not 0 <= token_base < _MAX_INTEGER:
+            raise ValueError("no number that this engine writes")
+        return EntryValue(id_hash, state, token_base, delay, holder, written_at, remaining_delay, min_hold)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return EntryValue("", "held", 0, 0.0, Holder("?"), 0.0)
 
@@ -192,6 +190,11 @@ class QueueKey(NamedTuple):
 
 def token_base_key(root: str) -> bytes:
     return f"{root}base".encode()
+
+
+def parse_token_base(stored: bytes) -> int:
+    """0: it is not a number."""
+    return int(stored) if stored.isdigit() and len(stored) <= _MAX_TOKEN_DIGITS else 0
 
 
 def claim_prefix(root: str, claim: Claim) -> bytes:

@@ -51,7 +51,8 @@ _MAX_CONCURRENT: Final = 64  # calls of one batch
 _MIN_MEMBER_TIME: Final = 0.2  # seconds for one member, even if little time is left
 _NO_LEADER: Final = "no leader"
 HAS_LEADER: Final = encode_literal(b"hasleader", b"true")  # a member without a leader refuses at once, instead of never
-_STALE_LOGIN_TEXTS: Final = ("invalid auth token", "revision of auth store is old")
+# The last one: a request without a token, because another call has just discarded it.
+_STALE_LOGIN_TEXTS: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
 
 
 class LeaseNotFound(Unavailable):
@@ -99,7 +100,7 @@ class RpcClient:
     ) -> M:
         """The answer of the first member that gives one by the deadline. `unconfirmed` collects the tries without an
         answer: etcd may still execute such a request, even after the one that was answered."""
-        started_at, tries, failures, reauthenticated, no_leader = self._runtime.now(), 0, 0, False, False
+        started_at, tries, failures, logins, no_leader = self._runtime.now(), 0, 0, 0, False
         first = self._endpoint_index
         last_status = GrpcStatus(UNAVAILABLE, "no answer")
         member_count = len(self._url.endpoints)
@@ -122,8 +123,10 @@ class RpcClient:
             last_status, self._ever_answered = status, True
             if status.code == OK:
                 return self._decode_reply(method, payloads)
-            if self._memory.discard_stale_login(status) and self._url.user and not reauthenticated:
-                reauthenticated = True
+            if self._url.user and self._memory.discard_stale_login(status):
+                logins += 1
+                if logins > 1:  # users or roles were changed once more, or other calls log in as well
+                    await self._pause(logins, deadline)
                 continue
             if not _is_transient(status):
                 raise _to_error(status)

@@ -289,7 +289,8 @@ class Watcher:
         """etcd refused one of the watches and does not say which. If the login is stale, the stream is reopened with a
         new one. Otherwise all waiters read their queues again and request new watches."""
         open_stream = self._open_stream
-        if open_stream is not None and self._memory.discard_stale_login(GrpcStatus(UNAUTHENTICATED, cancel_reason)):
+        refused = GrpcStatus(UNAUTHENTICATED, cancel_reason)
+        if open_stream is not None and self._url.user and self._memory.discard_stale_login(refused):
             open_stream[0].fail(server_text(cancel_reason))
             return
         with self._mutex:

@@ -44,6 +44,8 @@ local function attempt_claim(claim)
   if entry.state == PASSED then  -- new, or passed over
     entry.state = WAITING
     enqueue(entry)
+  elseif entry.state == WAITING and (not head() or head().ticket > entry.ticket) then
+    enqueue(entry)  -- again: an eviction, or a script that was refused a command half-way, took it out of the queue
   end
   if entry.state == WAITING then
     entry.expires_at = 0

@@ -211,7 +211,8 @@ class NodeListener(PubSubListener):
             self._subscriptions.slot_map.stale = True
             name = reply[1] if isinstance(reply[1], bytes) else b""
             tag = name.decode(errors="replace").partition(":")[2].rpartition(":c:")[0]
-            if (ended_channel := self._channels.get(tag)) is not None:
+            # Only one that was confirmed: a hostile node may end the same one without end.
+            if (ended_channel := self._channels.get(tag)) is not None and ended_channel.active:
                 ended_channel.active, ended_channel.ended_by_server = False, True
                 self._to_subscribe.append(ended_channel)
         else:

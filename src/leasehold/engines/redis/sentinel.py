@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakSet, ref
 
+import hiredis
+
 from leasehold.core.texts import server_text
+from leasehold.core.timing import HEARTBEAT_INTERVAL
 from leasehold.engines.redis.connections import Connections
 from leasehold.engines.redis.discovery import (
     DiscoveryNode,
@@ -32,6 +35,7 @@ from leasehold.engines.redis.server import RedisEndpoint, encode_command, is_err
 from leasehold.engines.redis.server_settings import NotPermitted, Unreachable
 from leasehold.engines.redis.topology import WRONG_SERVER_ERRORS, Rejected, make_connections, rediscover
 from leasehold.engines.registry import ClaimRegistry
+from leasehold.engines.repeated_logs import log_once
 from leasehold.errors import ConfigError, LeaseholdError, Unavailable
 from leasehold.runtime.base import Runtime
 from leasehold.runtime.net.blocking import SocketAddress, SocketStream
@@ -237,9 +241,11 @@ class SwitchWatcher(PubSubListener):
 
     def __init__(self, sentinels: SentinelSet, runtime: Runtime, registry: ClaimRegistry, call_timeout: float) -> None:
         self._sentinels, self._node_index, self._next_query_at = sentinels, -1, 0.0
+        self._majority_due = float("inf")
         super().__init__(sentinels, PubSubCommands(), runtime, registry, call_timeout)
 
     async def _open(self, runtime: Runtime) -> SocketStream | LoopStream:
+        self._majority_due = runtime.now() + HEARTBEAT_INTERVAL
         self._node_index = (self._node_index + 1) % len(self._sentinels.nodes)
         return await self._sentinels.nodes[self._node_index].open(runtime, runtime.now() + self._call_timeout)
 
@@ -247,6 +253,7 @@ class SwitchWatcher(PubSubListener):
         return encode_command("SUBSCRIBE", _SWITCH_CHANNEL)
 
     async def _on_push(self, reply: Any, runtime: Runtime) -> None:
+        node = self._sentinels.nodes[self._node_index]
         match reply:
             case [b"subscribe", *_]:
                 await self._pause_between_queries(runtime)
@@ -254,9 +261,18 @@ class SwitchWatcher(PubSubListener):
                 # Only now: if no sentinel reports a primary, the next connect must back off.
                 self.active = self._succeeded = True
             case [b"message", _, bytes(message)] if message.startswith(f"{self._sentinels.service} ".encode()):
-                node = self._sentinels.nodes[self._node_index]
                 await self._pause_between_queries(runtime)
                 await self._sentinels.confirm_switch(node, runtime, runtime.now() + self._call_timeout)
+            case hiredis.ReplyError():  # not subscribed: a majority is asked now and then all the same
+                error = node.map_error(reply)
+                level = logging.WARNING if isinstance(error, ConfigError) else logging.DEBUG
+                log_once(_log, level, f"failovers are noticed late, because a sentinel does not publish them: {error}")
+            case list() | b"PONG":
+                pass
+            case _:
+                raise ConnectionAbortedError("the sentinel sent a reply that is not a message")
+        if runtime.now() >= self._majority_due:  # a sentinel that is never silent must not hide what the others know
+            await self._on_idle(runtime)
 
     async def _pause_between_queries(self, runtime: Runtime) -> None:
         """Every query opens a connection, and a sentinel may send messages without end."""
@@ -264,6 +280,7 @@ class SwitchWatcher(PubSubListener):
         self._next_query_at = runtime.now() + _QUERY_INTERVAL
 
     async def _on_idle(self, runtime: Runtime) -> None:
+        self._majority_due = runtime.now() + HEARTBEAT_INTERVAL
         await self._sentinels.find(runtime, runtime.now() + self._call_timeout)
 
 

@@ -37,6 +37,7 @@ from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
 
 from leasehold.config import API_KEY_VARIABLE, DAY, check_limit, check_ttl
+from leasehold.core.listing import listed_seconds
 from leasehold.core.names import check_name, check_namespace, hash_id
 from leasehold.core.texts import escape, server_text
 from leasehold.errors import (
@@ -483,6 +484,10 @@ def _seconds(value: object, what: str) -> float:
     return float(value)
 
 
+def _listed(value: object, what: str) -> float:
+    return listed_seconds(_seconds(value, what))
+
+
 def _sendable(seconds: float) -> float:
     """Engines round, so a time may be slightly below 0; JSON has no infinity."""
     return min(max(0.0, seconds), _MAX_SENT_SECONDS)
@@ -536,8 +541,8 @@ _HOLDING: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "limit": integer_from_json,
     "fingerprint": _text,
     "holder": _holder_from_json,
-    "age": _seconds,
-    "left": _seconds,
+    "age": _listed,
+    "left": _listed,
     "token": _or_none(integer_from_json),
     "slot": _or_none(integer_from_json),
     "position": _or_none(integer_from_json),

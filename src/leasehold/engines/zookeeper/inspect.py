@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Sync
 
-from leasehold.core.listing import ListingBudget
+from leasehold.core.listing import ListingBudget, listed_seconds
 from leasehold.core.names import owner_of
 from leasehold.core.timing import WAITER_TTL
 from leasehold.engines.zookeeper import nodes, slots
@@ -112,7 +112,7 @@ def _to_holding(
     """`now`: by the leader's clock."""
     node, holds, node_data = queue_nodes.queue.node(index), queue_nodes.queue.holds(index), nodes.parse_data(data)
     kind, limit = node.kind_and_limit
-    left = max(0.0, min(node_data.ttl, node_data.ttl - (now - stat.mtime / 1000)))
+    left = min(node_data.ttl, node_data.ttl - (now - stat.mtime / 1000))
     return Holding(
         namespace=namespace,
         name=queue_nodes.name,
@@ -122,8 +122,8 @@ def _to_holding(
         limit=limit,
         fingerprint=node.id_hash[:16],
         holder=node_data.holder or _UNKNOWN_HOLDER,
-        age=max(0.0, now - stat.ctime / 1000),
-        left=left if holds else WAITER_TTL,
+        age=listed_seconds(now - stat.ctime / 1000),
+        left=listed_seconds(left) if holds else WAITER_TTL,
         token=token_base + stat.czxid if holds else None,
         slot=queue_nodes.slot_by_id_hash.get(node.id_hash) if holds and kind == "semaphore" else None,
         position=None if holds else queue_nodes.queue.position(index),

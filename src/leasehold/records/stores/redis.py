@@ -18,11 +18,17 @@ from leasehold.errors import Unavailable
 from leasehold.records.store import MAX_DATA, VERSION_LENGTH, Record
 from leasehold.records.stores.engine_store import EngineStore, encode_record, parse_record
 
+# A table: not a string, or an error, such as a missing permission. Returned by a script, it is an error reply.
+_GET: Final = """\
+local value = redis.pcall('get', KEYS[1])
+if type(value) == 'table' and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then return value end
+"""
+
 # KEYS: the record. Reply: version and data, or nil; empty if another program wrote what is there.
 _READ: Final = make_script(
     "read_record",
     f"""#!lua flags=no-writes
-local value = redis.pcall('get', KEYS[1]) -- a table: not a string
+{_GET}\
 if type(value) == 'table' or (value and #value > {VERSION_LENGTH + MAX_DATA}) then return '' end
 return value
 """,
@@ -32,8 +38,8 @@ return value
 # Reply 1: written. A repeated write finds its own version and writes again, so that WAIT has something to wait for.
 _WRITE: Final = make_script(
     "write_record",
-    """#!lua
-local value = redis.pcall('get', KEYS[1])
+    f"""#!lua
+{_GET}\
 if type(value) == 'table' or value == '' then return 0 end -- another program wrote it: no record, but not to be lost
 local version = value and string.sub(value, 1, 32) or ''
 if version ~= ARGV[1] and version ~= string.sub(ARGV[2], 1, 32) then return 0 end
