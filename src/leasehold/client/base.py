@@ -36,6 +36,7 @@ from leasehold.runtime.base import Runtime, maybe_await
 _CORES: dict[int, weakref.ref[ClientCore]] = {}  # every client core of this process, for the hooks at fork and exit
 _EXIT_SECONDS = 0.5  # at most this long the interpreter's exit waits for engines
 _EXIT_POLL_INTERVAL = 0.002
+_MAX_TIME = 6e10  # Unix time that every calendar has: an engine may have an age that another program wrote
 
 
 class Engines(Protocol):
@@ -126,7 +127,7 @@ class BaseClient:
         now = self._core.runtime.wall()
         return [
             holding._replace(acquired_at=now - holding.age)
-            if holding.state == "held" and holding.since_grant
+            if holding.state == "held" and holding.since_grant and abs(now - holding.age) < _MAX_TIME
             else holding
             for holding in holdings
         ]
