@@ -18,6 +18,8 @@ from contextlib import suppress
 from struct import Struct
 from typing import Final, NoReturn
 
+from leasehold.cli.run.signals import TERMINATING
+
 _MESSAGE: Final = Struct("=cd")  # a kind, and seconds
 _DONE: Final = b"."
 _DESCRIPTOR: Final = b"+"  # comes with one, and with the ttl of the lease
@@ -55,7 +57,7 @@ def _watch(group: int, reader: socket.socket) -> NoReturn:
     """In the orphan killer: close everything inherited from the wrapper but the socket, and wait."""
     try:
         os.setsid()  # no Ctrl-C and no hang-up here: those are for the wrapper
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in TERMINATING:
             signal.signal(signum, signal.SIG_IGN)
         os.dup2(reader.fileno(), 0)
         os.closerange(1, _DESCRIPTORS)

@@ -35,7 +35,7 @@ class Interrupted(BaseException):
 def raise_on_signals() -> None:
     """Raise `Interrupted` on signals, so that a queued claim is withdrawn before it expires (E7); at once if one has
     arrived since a queue was closed. Main thread only."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in TERMINATING:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # ignored by `nohup`, and for background jobs of a script
             signal.signal(signum, _raise)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would hide the child's exit status
