@@ -1,7 +1,7 @@
 """Signals as exceptions before the child runs, and as values in a queue while it does.
 
 The queue is the interpreter's wake-up socket, so a signal, the end of the child and a lost lease all end the same
-`select`. No thread is needed, and no handler does anything that could be interrupted half-way.
+`poll`. No thread is needed, and no handler does anything that could be interrupted half-way.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class SignalQueue:
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
+        self._poll = select.poll()  # `select` fails for descriptors above 1023
+        self._poll.register(self._reader, select.POLLIN)
         self._writer.setblocking(False)
 
     def open(self) -> None:
@@ -100,7 +102,7 @@ class SignalQueue:
 
     def read(self, seconds: float) -> list[int]:
         """Wait up to `seconds`, and return the signals that arrived."""
-        select.select([self._reader], [], [], max(0.0, seconds))
+        self._poll.poll(max(0.0, seconds) * 1000)
         try:
             return list(self._reader.recv(4096))
         except BlockingIOError:
