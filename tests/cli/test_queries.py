@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from leasehold.cli import render
-from leasehold.model import Holder
+from leasehold.model import Holder, Holding
 
 HOLDING = {
     "namespace": str,
@@ -94,10 +94,14 @@ def test_process_of_another_host_is_not_known():
     assert render.process_state(Holder("x", os.uname().nodename, 1)) == "exists"  # of another user, unless root asks
 
 
-@pytest.mark.parametrize("pid", [-1, 2**31, 2**40, 10**400])
-def test_pid_that_no_process_can_have_is_not_looked_for(pid):
-    """Clients of a lock server choose it: `leasehold ls` ended with an OverflowError, and showed no claim at all."""
-    assert render.process_state(Holder("x", os.uname().nodename, pid)) is None
+def test_pid_that_no_process_can_have_is_listed():
+    """Any client can claim to have it: `leasehold ls` of all others ended with exit code 70."""
+    for pid in (-1, 2**31, 2**62, -(2**62), 10**400):
+        holder = Holder("x", os.uname().nodename, pid)
+        assert render.process_state(holder) is None
+        holding = Holding("", "a", "held", "exclusive", "lock", 1, "0" * 16, holder, 1, 1)
+        assert render.holding_as_json(holding)["pid"] == pid
+        assert str(pid) in "".join(render.holdings_table([holding]))
 
 
 def test_ls_with_prefix_lists_only_matching_names(shell, busy):

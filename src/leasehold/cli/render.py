@@ -72,19 +72,18 @@ def utc(instant: datetime) -> str:
 
 
 def process_state(who: Holder) -> Literal["gone", "exists"] | None:
-    """Whether a process of this machine has the holder's pid. None: the holder is on another host, or did not say.
+    """Whether a process of this machine has the holder's pid. None: the holder is on another host, or did not say, or
+    said what no process can have.
 
     "exists" proves nothing: the pid may have been given to another process. "gone" is certain, but for a holder in a
     container that shares this host's name and not its pids.
     """
-    if who.pid <= 0 or who.host != os.uname().nodename:
+    if not 0 < who.pid <= _MAX_PID or who.host != os.uname().nodename:
         return None
     try:
         os.kill(who.pid, 0)
     except ProcessLookupError:
         return "gone"
-    except OverflowError:  # the holder made it up
-        return None
     except OSError:  # it belongs to another user
         pass
     return "exists"
@@ -95,6 +94,7 @@ def blocks_others(holding: Holding) -> bool:
     return holding.state in ("held", "reserved", "cooling")
 
 
+_MAX_PID = 2**31 - 1  # a larger number raises OverflowError in `os.kill`, and a negative one means a group
 COLUMNS = ("NAME", "STATE", "TOKEN", "HOLDER", "PID", "ACQUIRED", "AGE", "TTL LEFT", "PURPOSE")
 STATE_COLOURS = {
     "held": "green",

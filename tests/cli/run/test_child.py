@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -174,3 +175,50 @@ def test_signal_that_comes_during_the_fork_is_not_lost(when):
 def test_command_blocks_no_signals(shell):
     done = shell("run", "j", "--", "grep", "SigBlk", "/proc/self/status")
     assert int(done.stdout.split()[1], 16) == 0
+
+
+@linux
+def test_command_starts_beside_thousands_of_inherited_files(shell):
+    """`select` refused the descriptor of the signals, and CMD went on without a lease. With more than 4096, a process
+    kept the other end of CMD's pipe open, and CMD never started."""
+    program = """
+import os, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (4500, hard))
+for descriptor in range(3, 4200):
+    os.dup2(0, descriptor)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if 0 <= hard < 4500:
+        pytest.skip("needs 4500 descriptors (ulimit -Hn)")
+    argv = [sys.executable, "-c", program, sys.executable, "-m", "leasehold", "run", "j", "--", "echo", "ran"]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, cwd=shell.folder, env=shell.environment, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+
+
+@linux
+def test_unexpected_error_of_the_wrapper_kills_the_group(shell, wait_until, is_alive):
+    """Its lease was released, and what CMD had started went on."""
+    program = """
+import os, sys, time
+from leasehold.cli.app import start
+from leasehold.cli.run.supervisor import Supervisor
+
+def fail(_):
+    while not os.path.exists("pid"):
+        time.sleep(0.01)
+    raise MemoryError
+
+Supervisor.watch = fail
+raise SystemExit(start(["run", "j", "--", "sh", "-c", "sleep 60 & echo $! > new; mv new pid; wait"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=60, cwd=shell.folder, env=shell.environment, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "MemoryError" in done.stderr) == (70, True)
+    wait_until(lambda: not is_alive(int((shell.folder / "pid").read_text())))
+    assert shell.json("ls") == []

@@ -82,7 +82,10 @@ def test_ignored_sighup_stays_ignored(shell):
     assert process.returncode == 4
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
+)
 def test_queued_run_leaves_the_queue_when_interrupted(shell, wait_until, signum, code):
     shell.hold("j")
     waiter = shell.start("run", "j", "--result-file", "result.json", "--", "touch", "ran")

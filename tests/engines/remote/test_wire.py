@@ -152,6 +152,13 @@ def test_times_below_zero_and_infinite_ones_are_sent_bounded():
     assert wire.attempt_from_json(wire.answer_to_json(Busy(inf))).busy.left == 1e14
 
 
+@pytest.mark.parametrize("pid", [-1, 2**63, -(2**64)])
+def test_pid_that_no_server_may_send_is_left_out(pid):
+    """Clients of the engine can write any number, and one such claim made the server's whole list unreadable."""
+    busy = Busy(1.5, 0, 41, Holder("h", "x", pid, "p"))
+    assert wire.attempt_from_json(over_the_wire(wire.answer_to_json(busy))).busy.holder == Holder("h", "x", 0, "p")
+
+
 def test_renewal_answers_arrive_in_order_with_their_problems():
     sent = [Alive(2.0, None), Alive(15.0, 3), Gone("broken"), Unavailable("silent")]
     received = wire.renewed_from_json(

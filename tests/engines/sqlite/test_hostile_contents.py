@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from leasehold import Client, ConfigError, LeaseholdError, Unavailable
+from leasehold.cli import render
 from tests.support import probe, probe_sqlite
+from tests.support.bare_engine import BareEngineDriver
 from tests.support.sqlite_files import ENDLESS, try_lock
 from tests.support.timing import check_elapsed
 
@@ -187,6 +189,72 @@ def test_infinite_time_in_an_edited_row_is_unavailable(tmp_path, column, infinit
                 db.execute(f"replace into {table} values ({', '.join('?' * len(before))})", before)
         db.close()
         assert [holding.state for holding in client.inspect()] == ["held", "waiting"]
+        lease.release()
+
+
+VALUES_OF_OTHER_TYPES = {
+    "lh_grant": {
+        **dict.fromkeys(("token", "state", "pid", "ticket", "slot", "grant_limit"), ("'abc'", "x'00'", "1.5")),
+        **dict.fromkeys(("id_hash", "client", "label", "host", "purpose", "mode"), ("x'ff'",)),
+        "kind": ("'abc'", "x'ff'"),
+    },
+    "lh_waiter": {
+        **dict.fromkeys(("ticket", "pid"), ("'abc'", "x'00'", "1.5")),
+        **dict.fromkeys(("id_hash", "client", "label", "host", "purpose", "mode"), ("x'ff'",)),
+    },
+    "lh_queue": {"grant_limit": ("'abc'", "x'00'", "1.5"), "kind": ("'abc'", "x'ff'")},
+}
+
+
+@pytest.mark.parametrize("table", VALUES_OF_OTHER_TYPES)
+def test_value_of_another_type_in_an_edited_row_is_unavailable(tmp_path, table) -> None:
+    """A column can have values of any type: `leasehold ls` ended with exit code 70."""
+    path = tmp_path / "locks.db"
+    with Client(f"sqlite://{path}", call_timeout=5) as client:
+        lease = client.lock("a").acquire()
+        if table != "lh_grant":  # a queue's kind and limit count, not those of the grants
+            queue_up(path)
+        db = sqlite3.connect(path, isolation_level=None, timeout=5)
+        before = db.execute(f"select * from {table}").fetchone()
+        for column, values in VALUES_OF_OTHER_TYPES[table].items():
+            for value in values:
+                db.execute(f"update {table} set {column} = {value}")
+                with pytest.raises(Unavailable, match="a row that Leasehold never writes"):
+                    client.inspect()
+                db.execute(f"delete from {table}")
+                db.execute(f"insert into {table} values ({', '.join('?' * len(before))})", before)
+        db.close()
+        assert client.inspect()[0].state == "held"
+        lease.release()
+
+
+def test_pid_of_another_type_is_not_shown_to_a_claim_that_joins_a_queue(tmp_path) -> None:
+    """That attempt reads the holder in a statement of its own."""
+    path = tmp_path / "locks.db"
+    driver = BareEngineDriver(f"sqlite://{path}")
+    driver.acquire(driver.claim("a"))
+    driver.attempt(driver.claim("a", queue=True))  # the head of the queue
+    db = sqlite3.connect(path, isolation_level=None, timeout=5)
+    for value in ("'abc'", "x'00'", "1.5"):
+        db.execute(f"update lh_grant set pid = {value}")
+        with pytest.raises(Unavailable, match="a row that Leasehold never writes"):
+            driver.attempt(driver.claim("a", queue=True))
+    assert db.execute("select count(*) from lh_waiter").fetchone() == (1,)
+    db.close()
+
+
+def test_time_that_no_calendar_has_is_bounded(tmp_path) -> None:
+    """`leasehold ls` ended with exit code 70, or said that stdout could not be written."""
+    path = tmp_path / "locks.db"
+    with Client(f"sqlite://{path}", call_timeout=5) as client:
+        lease = client.lock("a").acquire()
+        db = sqlite3.connect(path, isolation_level=None, timeout=5)
+        for since in ("-1e12", "-9e18", "-1e300", "1e300"):
+            db.execute(f"update lh_grant set since = {since}")
+            (holding,) = client.inspect()
+            assert 0 <= holding.age < 4e9
+            assert render.holding_as_json(holding)["acquired_at"] is not None
+        db.close()
         lease.release()
 
 

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from leasehold.cli.run.orphan_killer import OrphanKiller
 from leasehold.cli.run.parent_death import die_with_parent
-from leasehold.cli.run.signals import held_back
+from leasehold.cli.run.signals import TERMINATING, held_back
 
 _NEVER_STARTED: Final = 0
 
@@ -137,7 +137,7 @@ def _run_command(
     try:
         os.setpgid(0, 0)
         die_with_parent(parent)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # drop our handlers, keep `nohup`
+        for signum in TERMINATING:  # drop our handlers, keep `nohup`
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -276,7 +277,11 @@ class RunJob(NamedTuple):
             self._report_cannot_run(failed)
             return
         began = time.monotonic()
-        supervisor.watch()
+        try:
+            supervisor.watch()
+        except BaseException:  # a bug, or no memory: nothing may go on under a lease that is released now
+            child.signal_group(signal.SIGKILL)
+            raise
         seconds = time.monotonic() - began
         code = exit_codes.LOST if supervisor.stopped else child.exit_code
         self.result.ended(code, child.exit_code, seconds, supervisor.lost_reason, supervisor.end_signal)

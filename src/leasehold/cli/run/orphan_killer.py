@@ -18,11 +18,13 @@ from contextlib import suppress
 from struct import Struct
 from typing import Final, NoReturn
 
+from leasehold.cli.run.signals import TERMINATING
+
 _MESSAGE: Final = Struct("=cd")  # a kind, and seconds
 _DONE: Final = b"."
 _DESCRIPTOR: Final = b"+"  # comes with one, and with the ttl of the lease
 _GROUP_POLL_INTERVAL: Final = 0.005  # the end of another process's children sends no signal here
-_DESCRIPTORS: Final = 4096  # more than this process has open so early
+_DESCRIPTORS: Final = 4096  # that this process may have, if the system does not list them
 
 
 class OrphanKiller:
@@ -55,10 +57,10 @@ def _watch(group: int, reader: socket.socket) -> NoReturn:
     """In the orphan killer: close everything inherited from the wrapper but the socket, and wait."""
     try:
         os.setsid()  # no Ctrl-C and no hang-up here: those are for the wrapper
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for signum in TERMINATING:
             signal.signal(signum, signal.SIG_IGN)
         os.dup2(reader.fileno(), 0)
-        os.closerange(1, _DESCRIPTORS)
+        os.closerange(1, _last_descriptor() + 1)
         ttl = 0.0
         with socket.socket(fileno=0) as wrapper:
             while message := socket.recv_fds(wrapper, _MESSAGE.size, 1)[0]:  # a descriptor stays open from now on
@@ -76,3 +78,12 @@ def _watch(group: int, reader: socket.socket) -> NoReturn:
             time.sleep(_GROUP_POLL_INTERVAL)
     finally:
         os._exit(0)
+
+
+def _last_descriptor() -> int:
+    """The highest one that is open: a caller may pass on thousands. CMD starts once no process has the other end of its
+    pipe."""
+    try:
+        return max(map(int, os.listdir("/dev/fd")))
+    except OSError:
+        return _DESCRIPTORS

@@ -1,7 +1,7 @@
 """Signals as exceptions before the child runs, and as values in a queue while it does.
 
 The queue is the interpreter's wake-up socket, so a signal, the end of the child and a lost lease all end the same
-`select`. No thread is needed, and no handler does anything that could be interrupted half-way.
+`poll`. No thread is needed, and no handler does anything that could be interrupted half-way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Interrupted(BaseException):
 def raise_on_signals() -> None:
     """Raise `Interrupted` on signals, so that a queued claim is withdrawn before it expires (E7); at once if one has
     arrived since a queue was closed. Main thread only."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in TERMINATING:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # ignored by `nohup`, and for background jobs of a script
             signal.signal(signum, _raise)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, it would hide the child's exit status
@@ -70,6 +70,8 @@ class SignalQueue:
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
+        self._poll = select.poll()  # `select` fails for descriptors above 1023
+        self._poll.register(self._reader, select.POLLIN)
         self._writer.setblocking(False)
 
     def open(self) -> None:
@@ -100,7 +102,7 @@ class SignalQueue:
 
     def read(self, seconds: float) -> list[int]:
         """Wait up to `seconds`, and return the signals that arrived."""
-        select.select([self._reader], [], [], max(0.0, seconds))
+        self._poll.poll(max(0.0, seconds) * 1000)
         try:
             return list(self._reader.recv(4096))
         except BlockingIOError:

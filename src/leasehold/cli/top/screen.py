@@ -59,6 +59,9 @@ class Screen:
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
+        self._poll = select.poll()  # `select` fails for descriptors above 1023
+        for descriptor in (self._input, self._reader):
+            self._poll.register(descriptor, select.POLLIN)
         self._before: list[Any] = []
 
     @contextlib.contextmanager
@@ -104,7 +107,7 @@ class Screen:
 
     def wait(self, seconds: float) -> list[str]:
         """Wait for keys, a wake-up or another size of the terminal. The keys, if any."""
-        ready, _, _ = select.select([self._input, self._reader], [], [], seconds)
+        ready = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
         if self._reader in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._reader, 4096)

@@ -516,7 +516,8 @@ def _optional(read: Callable[[object, str], T], value: object, what: str) -> T |
 
 
 def _holder_to_json(holder: Holder) -> list[object]:
-    return [holder.label[:MAX_LABEL], holder.host[:MAX_LABEL], holder.pid, holder.purpose[:MAX_LABEL]]
+    pid = holder.pid if 0 <= holder.pid < _MAX_INTEGER else 0  # another program may have written any number
+    return [holder.label[:MAX_LABEL], holder.host[:MAX_LABEL], pid, holder.purpose[:MAX_LABEL]]
 
 
 def _holder_from_json(value: object, what: str = "a holder") -> Holder:

@@ -15,8 +15,8 @@ from typing import Final
 from leasehold.core.queue_entry import HELD, RESERVED, Notification
 from leasehold.core.timing import RESERVATION_PROBE, RESERVATION_TTL, WAITER_TTL
 from leasehold.engines.sqlite.boot_clock import BootClock
-from leasehold.engines.sqlite.rows import REPLACE_WAITER, must_survive
-from leasehold.model import Busy, Claim, Grant, Holder
+from leasehold.engines.sqlite.rows import REPLACE_WAITER, check_holder, must_survive
+from leasehold.model import Busy, Claim, Grant
 
 _ONLY_GRANT: Final = """g.kind = 'lock' and g.grant_limit = 1 and g.mode = 'exclusive' and not exists (
         select 1 from lh_grant o where o.namespace = g.namespace and o.name = g.name and o.token <> g.token)"""
@@ -149,4 +149,4 @@ def join_queue(
     db.execute(REPLACE_WAITER, (*key, 0, ticket + 1, *waiter_values))
     db.execute("update lh_meta set ticket = ?", (ticket + 1,))
     processes = (holder,) if is_bound or state == RESERVED else ()
-    return Busy(until - now, position, token, Holder(*holder_values)), processes
+    return Busy(until - now, position, token, check_holder(*holder_values)), processes

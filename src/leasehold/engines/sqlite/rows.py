@@ -32,6 +32,7 @@ _GRANT_COLUMNS: Final = (
     "token, id_hash, state, client, label, host, pid, purpose, mode, delay, ticket, since, "
     "heartbeat_expires_at, until, slot, min_hold, process_bound"
 )
+_KINDS: Final = ("lock", "semaphore")
 _MAX_TEXTS: Final = 8192  # characters of a row; ours have below 4,000
 _GRANT_LENGTH: Final = len(_GRANT_COLUMNS.split(", "))
 _WAITER_LENGTH: Final = 12
@@ -127,11 +128,13 @@ class RowLockState(LockState):
             for row in rows:
                 self._load_holder(row)
             self._next_expiry = min(entry.expires_at for entry in self.holders.values())
+            _check_kind(self.kind, self.limit)
         self._stored_limit = self.limit  # of the grants
         self._loaded_up_to = _ALL_LOADED  # every waiter with a ticket up to this one is in `waiters`
         if first[4] is not None:
             self._queue_row = first[4:10]
             self.kind, self.limit, self._next_waiter_scan = first[4], first[5], min(first[6], now + WAITER_TTL)
+            _check_kind(self.kind, self.limit)
             self._notified_head = (first[7], first[8])
             self.limit_set = bool(first[9])
             self._loaded_up_to = -1
@@ -324,27 +327,45 @@ def holder_from_row(row: Row) -> QueueEntry:
         min_hold,
         process_bound,
     ) = row
-    _check_texts(id_hash, client, mode, label, host, purpose)
+    _check_texts(id_hash, client, mode)
     _check_finite(delay + since + heartbeat_expires_at + until + min_hold)
-    holder = Holder(label, host, pid, purpose)
+    _check_whole(token | state | ticket | (0 if slot is None else slot))
+    holder = check_holder(label, host, pid, purpose)
     in_queue = (id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at)
     return QueueEntry(*in_queue, state, until, token, slot, min_hold, bool(process_bound))
 
 
 def waiter_from_row(row: Row) -> QueueEntry:
     passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at = row
-    _check_texts(id_hash, client, mode, label, host, purpose)
+    _check_texts(id_hash, client, mode)
     _check_finite(delay + since + heartbeat_expires_at)
-    state = PASSED if passed else WAITING
-    return QueueEntry(
-        id_hash, client, Holder(label, host, pid, purpose), mode, delay, ticket, since, heartbeat_expires_at, state
-    )
+    _check_whole(ticket | 0)
+    state, holder = PASSED if passed else WAITING, check_holder(label, host, pid, purpose)
+    return QueueEntry(id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at, state)
 
 
 def _check_texts(*texts: str) -> None:
-    """A member of the group can edit any number of rows, and each would stay in memory."""
-    if sum(map(len, texts)) > _MAX_TEXTS:
+    """A member of the group can edit any number of rows, and each would stay in memory. TypeError: one is no text."""
+    if len("".join(texts)) > _MAX_TEXTS:
         raise LookupError("a row with a very long text")
+
+
+def check_holder(label: str, host: str, pid: int, purpose: str) -> Holder:
+    """The holder that these columns name."""
+    _check_texts(label, host, purpose)
+    _check_whole(pid | 0)
+    return Holder(label, host, pid, purpose)
+
+
+def _check_kind(kind: str, limit: int) -> None:
+    if kind not in _KINDS:
+        raise LookupError("a row of an unknown kind")
+    _check_whole(limit | 0)
+
+
+def _check_whole(_bits: int) -> None:
+    """Of columns that are combined by `|`: TypeError if one is a text or a fraction. A column of SQLite's can have
+    values of any type."""
 
 
 def _check_finite(seconds: float) -> None:
@@ -390,7 +411,9 @@ def page_of_holdings(
             for row in rows_of_name:
                 rows_read += 1
                 if len(row) != 1 + _WAITER_LENGTH:
-                    lock_state = lock_state or LockState(now, row[1], row[2])
+                    if lock_state is None:
+                        _check_kind(row[1], row[2])
+                        lock_state = LockState(now, row[1], row[2])
                     if len(row) != 3 + _GRANT_LENGTH:
                         continue
                     entry = holder_from_row(row[3:])
