@@ -16,6 +16,7 @@ import msgspec
 
 from leasehold import tracing
 from leasehold.core.texts import escape
+from leasehold.engines.sql.fair_mutex import ON_BEHALF_OF
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.events import Event, EventKind
 from leasehold.model import Alive, Claim, Gone, Grant
@@ -266,6 +267,8 @@ class App:
         """Count the connection for this caller, and wait until the request may begin. Raises TooMany if the caller has
         too many connections, and this request would keep one for long."""
         request.caller = caller
+        if caller.limited:
+            ON_BEHALF_OF.set(caller.who)
         request.is_last = not self.limits.connection(caller, request.connection)
         if request.is_last and request.path in _LONG:
             detail = f"{caller.who} has {self.limits.settings.connections_per_key} connections at this server"
