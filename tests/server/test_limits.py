@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from leasehold.server.auth import ANYONE, Caller
-from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, Bodies, CountedConnection, Limits
+from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, MAX_UNDER_WAY, Bodies, CountedConnection, Limits
 from leasehold.server.problems import ServerOverloaded, TooMany
 from leasehold.server.settings import LimitSettings
 from tests.support import probe_server
@@ -295,3 +295,38 @@ def test_batch_that_does_not_begin_in_time_is_too_many():
 
     asyncio.run(one_too_many())
     assert limits.refused == {"batches_per_key": 1}
+
+
+def test_claims_of_one_caller_under_way_are_bounded():
+    """One key's batches took gigabytes while an engine did not answer."""
+    limits = Limits(LimitSettings())
+    begun = {WEB: 0, CRON: 0, ANYONE: 0}
+
+    async def send(caller, seconds, claims):
+        for _ in range(10):
+            async with limits.batch(caller, seconds) as begin:
+                await begin(claims)
+            limits.begun(caller, claims)
+            begun[caller] += claims
+
+    async def many():
+        waiting = asyncio.create_task(send(WEB, None, MAX_UNDER_WAY // 2))
+        with pytest.raises(TooMany):
+            await asyncio.create_task(send(CRON, 0.01, MAX_UNDER_WAY))
+        await send(ANYONE, 0.01, MAX_UNDER_WAY)
+        assert begun == {WEB: MAX_UNDER_WAY, CRON: MAX_UNDER_WAY, ANYONE: 10 * MAX_UNDER_WAY}
+        limits.ended(CRON, MAX_UNDER_WAY)
+        async with limits.batch(CRON, 0.01) as begin:
+            await begin(1)
+        while not waiting.done():
+            if begun[WEB] > ended[WEB]:
+                limits.ended(WEB, MAX_UNDER_WAY // 2)
+                ended[WEB] += MAX_UNDER_WAY // 2
+            await asyncio.sleep(0)
+            assert begun[WEB] - ended[WEB] <= MAX_UNDER_WAY
+        limits.ended(WEB, begun[WEB] - ended[WEB])
+
+    ended = {WEB: 0}
+    asyncio.run(many())
+    assert begun[WEB] == 5 * MAX_UNDER_WAY
+    assert not probe_server.has_batch(limits, WEB.who)
