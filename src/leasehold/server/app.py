@@ -373,12 +373,12 @@ class App:
         return request.arrived + min(request.within, self.service.call_timeout)
 
     def admit_attempt(self, request: Request, claim: Claim) -> Callable[[bool], Admitted]:
-        """Counts attempts of a claim. Only the first may be refused: later ones may have a reservation."""
-
-        if self.audit is not None:
-            self.audit.check()
+        """Counts attempts of a claim. Only the first may be refused: later ones may have a reservation. All are if the
+        audit log is required and cannot be written."""
 
         def admit(first: bool) -> Admitted:
+            if self.audit is not None:
+                self.audit.check()
             if first and claim not in self.service.grants:
                 self.limits.lease(request.caller, self.service.grants.leases.get(request.caller.who, 0))
             return self.limits.call(request.caller, "attempt" if first else "renew", claim.namespace, claim.name)
