@@ -187,7 +187,7 @@ def test_refused_waiter_leaves_no_count_behind():
 
 def test_bodies_of_one_caller_leave_room_for_those_of_others():
     """Else one key, or a stranger without one, could have the renewals of all others refused."""
-    limits, bodies = Limits(LimitSettings()), Bodies(100, 40)
+    limits, bodies = Limits(LimitSettings()), Bodies(100, 40, 0)
     strangers, web, cron = CountedConnection(bodies), CountedConnection(bodies), CountedConnection(bodies)
     strangers.keep_body(40)
     assert not CountedConnection(bodies).has_room(1), "all callers that are not known yet count together"
@@ -199,6 +199,24 @@ def test_bodies_of_one_caller_leave_room_for_those_of_others():
     assert cron.has_room(40)
     web.drop_bodies()
     assert (bodies.bytes, probe_server.bytes_by_caller(bodies)) == (0, {})
+
+
+def test_bodies_of_many_callers_leave_room_for_the_renewals_of_others():
+    """Four keys of one team could have the renewals of all others refused."""
+    limits, bodies = Limits(LimitSettings()), Bodies(100, 25, 10)
+    team = [CountedConnection(bodies) for _ in range(4)]
+    for number, each in enumerate(team):
+        limits.connection(Caller(f"team-{number}", ()), each)
+        each.keep_body(25)
+    cron, new = CountedConnection(bodies), CountedConnection(bodies)
+    limits.connection(CRON, cron)
+    assert (cron.has_room(10), cron.has_room(11), team[0].has_room(1)) == (True, False, False)
+    cron.keep_body(10)
+    assert not cron.has_room(1)
+    assert (new.has_room(25), new.has_room(26)) == (True, False), "a new connection has shown no key yet"
+    anyone = CountedConnection(bodies)
+    limits.connection(ANYONE, anyone)
+    assert not anyone.has_room(1)
 
 
 def test_body_that_came_before_its_caller_was_known_counts_for_the_caller():

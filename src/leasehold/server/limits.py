@@ -234,18 +234,28 @@ async def make_list(size: int, make: Callable[[], T]) -> T:
 
 
 class Bodies:
-    """The bytes of all bodies that are in memory: many callers with a large body each must not use it up, and one
-    caller must leave room for the renewals of others."""
+    """The bytes of all bodies that are in memory: many callers with a large body each must not use it up. One caller,
+    and several that belong together, must leave room for the renewals of others: each has some room of its own, also
+    one whose first request shows no key yet."""
 
-    def __init__(self, most: int = 128 * 1024 * 1024, most_per_caller: int = 32 * 1024 * 1024) -> None:
-        self._most, self._most_per_caller = most, most_per_caller
+    def __init__(
+        self,
+        most: int = 128 * 1024 * 1024,
+        most_per_caller: int = 32 * 1024 * 1024,
+        least_per_caller: int = 256 * 1024,
+    ) -> None:
+        self._most, self._most_per_caller, self._least_per_caller = most, most_per_caller, least_per_caller
         self.bytes = 0
         self._of: dict[str, int] = {}  # caller -> bytes; those of callers that are not known yet are together
 
     def has_room(self, who: str | None, size: int) -> bool:
         """`who` is empty for a caller that is not known yet, and None for one without limits of its own."""
-        own = 0 if who is None else self._of.get(who, 0) + size
-        return self.bytes + size <= self._most and own <= self._most_per_caller
+        if who is None:
+            return self.bytes + size <= self._most
+        own = self._of.get(who, 0) + size
+        if self.bytes + size <= self._most or not who:
+            return own <= self._most_per_caller
+        return own <= self._least_per_caller
 
     def add(self, who: str | None, size: int) -> None:
         self.bytes += size
