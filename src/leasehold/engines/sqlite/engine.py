@@ -231,18 +231,17 @@ class SqliteEngine:
             engine="sqlite",
         )
 
-    async def _call(self, verb: Callable[..., T], *given: Any) -> T:
+    async def _call(self, verb: Callable[..., T], *args: Any) -> T:
         """Run the verb. An event loop does that itself if the verb cannot block, in a fifth of the time: a thread is
         needed to open the file, to wait for the disk, and while another thread uses the connection."""
-        *args, deadline = given
         if self._runtime.blocking:
-            return verb(*args, deadline)
+            return verb(*args)
         if self._calls_on_loop >= _CHECKPOINT_EVERY:
             self._calls_on_loop = 0
             await self._runtime.call(self._connection.checkpoint)
         if self._connection.enter_loop():
             try:
-                answer = verb(*args, deadline)
+                answer = verb(*args)
             except NeedsSync:
                 pass
             else:
@@ -252,8 +251,8 @@ class SqliteEngine:
                 self._connection.leave_loop()
         caller = self._thread.new_caller()
         try:
-            await self._thread.acquire(caller, deadline)
-            return await self._runtime.call(verb, *args, deadline)
+            await self._thread.acquire(caller, args[-1])  # the deadline
+            return await self._runtime.call(verb, *args)
         finally:
             self._thread.release(caller)
 
