@@ -438,7 +438,7 @@ def test_job_that_fails_or_loses_its_lease_is_started_again(monkeypatch, caplog)
     assert "does not lead" in caplog.text
 
 
-def test_job_that_ends_because_another_task_was_cancelled_is_started_again(monkeypatch, caplog) -> None:
+def test_job_that_awaited_a_cancelled_task_is_started_again(monkeypatch, caplog) -> None:
     """It awaited a task that something else had cancelled, and no process ran the job any more."""
     monkeypatch.setattr(*probe_integrations.starlette_shortest_pause(), 0.01)
 

@@ -129,7 +129,7 @@ def test_audit_log_that_cannot_be_written_stops_grants_if_required(tmp_path, req
 
 
 @pytest.mark.parametrize("breaks", ["before it is woken", "before it asks"])
-def test_waiting_request_is_granted_nothing_once_the_log_cannot_be_written(tmp_path, breaks):
+def test_waiting_request_is_not_granted_once_the_log_cannot_be_written(tmp_path, breaks):
     """A long-poll that had begun earlier was granted the name without a record."""
     folder = tmp_path / "audit"
     folder.mkdir()
