@@ -65,6 +65,68 @@ def test_request_is_not_repeated_if_sender_hung_up_in_a_large_answer(http):
     assert len(runs) == 1
 
 
+def test_answer_that_was_cut_short_is_not_replayed_as_a_whole(http):
+    """Starlette ends a streamed answer when its sender disconnects, and returns as if it were complete."""
+    runs, messages = [], []
+
+    async def stream(scope, receive, send):
+        runs.append(await receive())
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"half a rec", "more_body": True})
+        if (await receive())["type"] != "http.disconnect":
+            await send({"type": "http.response.body", "body": b"eipt"})
+
+    async def work(app, _):
+        scope = {"type": "http", "method": "POST", "path": "/orders", "headers": [(b"idempotency-key", b"k1")]}
+        received = [{"type": "http.request", "body": b"{}"}, {"type": "http.disconnect"}]
+
+        async def receive():
+            return received.pop(0)
+
+        async def send(message):
+            messages.append(message)
+
+        await app(scope, receive, send)
+        status, headers, body = await http.post(app, b"{}")
+        assert (status, b"cut short" in body, b"idempotency-replayed" in headers) == (409, True, False)
+
+    http.served(work, stream)
+    assert len(runs) == 1, "a part of the request may have been carried out"
+    assert messages[-1]["more_body"], "the server must not end the answer as if it were complete"
+
+
+@pytest.mark.parametrize("error", [OSError("no mail today"), NotAcquired("mail")], ids=["foreign", "own"])
+def test_request_is_not_repeated_if_what_follows_the_answer_fails(http, error):
+    """Such as a background task: the order is taken, and the sender is told so."""
+    runs = []
+
+    async def shop(scope, receive, send):
+        runs.append(await receive())
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"ordered"})
+        raise error
+
+    async def work(app, _):
+        messages = []
+
+        async def receive():
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message):
+            messages.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/orders", "headers": [(b"idempotency-key", b"k1")]}
+        with pytest.raises(type(error)) as raised:
+            await app(scope, receive, send)
+        assert raised.value is error
+        assert [messages[0]["status"], messages[1]["body"]] == [201, b"ordered"]
+        status, headers, body = await http.post(app)
+        assert (status, headers[b"idempotency-replayed"], body) == (201, b"true", b"ordered")
+
+    http.served(work, shop)
+    assert len(runs) == 1
+
+
 def test_application_without_response_is_runtime_error(http):
     async def mute(scope, receive, send):
         pass

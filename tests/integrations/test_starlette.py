@@ -218,6 +218,28 @@ def test_waiting_request_leaves_the_queue_when_its_sender_disconnects() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("path", ["/orders/7", "/plain"])
+def test_sender_that_disconnects_in_its_body_causes_no_traceback(path) -> None:
+    """`ClientDisconnect` reached the server, which logs it as an error of the application."""
+
+    async def main():
+        async with AsyncClient("memory://") as client:
+            app, messages, sent = shop(client), asyncio.Queue(), []
+
+            @locked("plain", client=client)
+            async def plain(request):
+                return PlainTextResponse("done")
+
+            app.router.routes.append(Route("/plain", plain, methods=["POST"]))
+            messages.put_nowait({"type": "http.request", "body": b"half", "more_body": True})
+            messages.put_nowait({"type": "http.disconnect"})
+            await call(app, path, messages, sent)
+            assert await client.inspect() == []
+        assert sent[0]["status"] == 499
+
+    asyncio.run(main())
+
+
 def test_lock_is_not_held_while_the_body_is_being_sent() -> None:
     async def main():
         async with AsyncClient("memory://") as client:
@@ -414,6 +436,28 @@ def test_job_that_fails_or_loses_its_lease_is_started_again(monkeypatch, caplog)
     assert "a job failed" in caplog.text
     assert "the job returned" in caplog.text
     assert "does not lead" in caplog.text
+
+
+def test_job_that_awaited_a_cancelled_task_is_started_again(monkeypatch, caplog) -> None:
+    """It awaited a task that something else had cancelled, and no process ran the job any more."""
+    monkeypatch.setattr(*probe_integrations.starlette_shortest_pause(), 0.01)
+
+    async def main():
+        starts = asyncio.Queue()
+
+        async def job(lease):
+            await starts.put(lease)
+            other = asyncio.create_task(asyncio.sleep(600))
+            other.cancel()
+            await other
+
+        async with AsyncClient("memory://") as client, asyncio.timeout(30):
+            async with leading(client, "job", job):
+                tokens = [(await starts.get()).token for _ in range(3)]
+            assert tokens == sorted(set(tokens))
+
+    asyncio.run(main())
+    assert "a job failed" in caplog.text
 
 
 def test_job_that_is_not_async_is_refused_when_built() -> None:

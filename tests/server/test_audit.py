@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 import pytest
 
@@ -14,7 +15,7 @@ from leasehold.server.messages import Request
 from leasehold.server.service import Service
 from leasehold.server.settings import LimitSettings
 from leasehold.telemetry.audit import AuditFile
-from tests.support.running_server import in_loop, poll, running
+from tests.support.running_server import SECONDS, in_loop, poll, running
 
 NAME, ID, OTHER = "orders/42", "first-0123456789", "second-0123456789"
 
@@ -125,3 +126,34 @@ def test_audit_log_that_cannot_be_written_stops_grants_if_required(tmp_path, req
         assert server.post("/v1/release", {"name": NAME, "id": ID}).json == {"released": True}
         path.rmdir()
         assert poll(lambda: server.post("/v1/acquire", {"name": "again", "id": ID}).status == 200)
+
+
+@pytest.mark.parametrize("breaks", ["before it is woken", "before it asks"])
+def test_waiting_request_is_not_granted_once_the_log_cannot_be_written(tmp_path, breaks):
+    """A long-poll that had begun earlier was granted the name without a record."""
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    path = folder / "audit.jsonl"
+    with running("--audit-file", str(path), "--audit-required") as server:
+        server.post("/v1/acquire", {"name": NAME, "id": ID, "ttl": 60})
+        answers = []
+        body = {"name": NAME, "id": OTHER, "wait": 50}
+        waiting = threading.Thread(target=lambda: answers.append(server.post("/v1/acquire", body)))
+
+        def stop_writing():
+            path.rename(folder / "moved.jsonl")
+            path.mkdir()
+            assert server.post("/v1/acquire", {"name": "noticed", "id": ID}).status == 200  # its record fails
+
+        if breaks == "before it asks":
+            stop_writing()
+        waiting.start()
+        if breaks == "before it is woken":
+            poll(lambda: len(server.get(f"/v1/locks?name={NAME}").json["holdings"][0]["queue"]) == 1)
+            stop_writing()
+        server.post("/v1/release", {"name": NAME, "id": ID})
+        waiting.join(SECONDS)
+        (answer,) = answers
+        assert (answer.status, answer.kind) == (503, "overloaded")
+        path.rmdir()
+        assert poll(lambda: server.post("/v1/acquire", {"name": NAME, "id": OTHER}).status == 200)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from leasehold.server.auth import ANYONE, Caller
-from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, Bodies, CountedConnection, Limits
+from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, MAX_UNDER_WAY, Bodies, CountedConnection, Limits
 from leasehold.server.problems import ServerOverloaded, TooMany
 from leasehold.server.settings import LimitSettings
 from tests.support import probe_server
@@ -187,7 +187,7 @@ def test_refused_waiter_leaves_no_count_behind():
 
 def test_bodies_of_one_caller_leave_room_for_those_of_others():
     """Else one key, or a stranger without one, could have the renewals of all others refused."""
-    limits, bodies = Limits(LimitSettings()), Bodies(100, 40)
+    limits, bodies = Limits(LimitSettings()), Bodies(100, 40, 0)
     strangers, web, cron = CountedConnection(bodies), CountedConnection(bodies), CountedConnection(bodies)
     strangers.keep_body(40)
     assert not CountedConnection(bodies).has_room(1), "all callers that are not known yet count together"
@@ -199,6 +199,24 @@ def test_bodies_of_one_caller_leave_room_for_those_of_others():
     assert cron.has_room(40)
     web.drop_bodies()
     assert (bodies.bytes, probe_server.bytes_by_caller(bodies)) == (0, {})
+
+
+def test_bodies_of_many_callers_leave_room_for_the_renewals_of_others():
+    """Four keys of one team could have the renewals of all others refused."""
+    limits, bodies = Limits(LimitSettings()), Bodies(100, 25, 10)
+    team = [CountedConnection(bodies) for _ in range(4)]
+    for number, each in enumerate(team):
+        limits.connection(Caller(f"team-{number}", ()), each)
+        each.keep_body(25)
+    cron, new = CountedConnection(bodies), CountedConnection(bodies)
+    limits.connection(CRON, cron)
+    assert (cron.has_room(10), cron.has_room(11), team[0].has_room(1)) == (True, False, False)
+    cron.keep_body(10)
+    assert not cron.has_room(1)
+    assert (new.has_room(25), new.has_room(26)) == (True, False), "a new connection has shown no key yet"
+    anyone = CountedConnection(bodies)
+    limits.connection(ANYONE, anyone)
+    assert not anyone.has_room(1)
 
 
 def test_body_that_came_before_its_caller_was_known_counts_for_the_caller():
@@ -295,3 +313,38 @@ def test_batch_that_does_not_begin_in_time_is_too_many():
 
     asyncio.run(one_too_many())
     assert limits.refused == {"batches_per_key": 1}
+
+
+def test_claims_of_one_caller_under_way_are_bounded():
+    """One key's batches took gigabytes while an engine did not answer."""
+    limits = Limits(LimitSettings())
+    begun = {WEB: 0, CRON: 0, ANYONE: 0}
+
+    async def send(caller, seconds, claims):
+        for _ in range(10):
+            async with limits.batch(caller, seconds) as begin:
+                await begin(claims)
+            limits.begun(caller, claims)
+            begun[caller] += claims
+
+    async def many():
+        waiting = asyncio.create_task(send(WEB, None, MAX_UNDER_WAY // 2))
+        with pytest.raises(TooMany):
+            await asyncio.create_task(send(CRON, 0.01, MAX_UNDER_WAY))
+        await send(ANYONE, 0.01, MAX_UNDER_WAY)
+        assert begun == {WEB: MAX_UNDER_WAY, CRON: MAX_UNDER_WAY, ANYONE: 10 * MAX_UNDER_WAY}
+        limits.ended(CRON, MAX_UNDER_WAY)
+        async with limits.batch(CRON, 0.01) as begin:
+            await begin(1)
+        while not waiting.done():
+            if begun[WEB] > ended[WEB]:
+                limits.ended(WEB, MAX_UNDER_WAY // 2)
+                ended[WEB] += MAX_UNDER_WAY // 2
+            await asyncio.sleep(0)
+            assert begun[WEB] - ended[WEB] <= MAX_UNDER_WAY
+        limits.ended(WEB, begun[WEB] - ended[WEB])
+
+    ended = {WEB: 0}
+    asyncio.run(many())
+    assert begun[WEB] == 5 * MAX_UNDER_WAY
+    assert not probe_server.has_batch(limits, WEB.who)

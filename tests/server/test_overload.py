@@ -17,7 +17,7 @@ from leasehold.server import keys
 from leasehold.server.app import App
 from leasehold.server.auth import ANYONE, Authenticator
 from leasehold.server.keys import Right
-from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, Limits
+from leasehold.server.limits import MAX_BEGUN, MAX_LISTS, MAX_UNDER_WAY, Limits
 from leasehold.server.messages import Request
 from leasehold.server.service import Service
 from leasehold.server.settings import LimitSettings
@@ -27,9 +27,9 @@ from tests.support.running_server import SECONDS, poll, running
 class Server:
     """The application without sockets, over an engine in memory."""
 
-    def __init__(self, **limits):
+    def __init__(self, url="memory://", **limits):
         self.limits = Limits(LimitSettings(**limits))
-        self.service = Service(EngineConfig.parse("memory://", 5.0))
+        self.service = Service(EngineConfig.parse(url, 5.0))
         self.app = App(self.service, Authenticator(None), self.limits)
 
     async def __aenter__(self):
@@ -52,11 +52,11 @@ class Server:
         self.app.authenticator = Authenticator(path)
         return made
 
-    async def post_with_key(self, key, path, body):
+    async def post_with_key(self, key, path, body, *more_headers):
         async def read_body():
             return json.dumps(body).encode()
 
-        headers = [(b"authorization", b"Bearer " + key.encode()), (b"leasehold-client", b"c1")]
+        headers = [(b"authorization", b"Bearer " + key.encode()), (b"leasehold-client", b"c1"), *more_headers]
         return await self.app.answer(Request("POST", path, headers, read_body=read_body))
 
     async def get_with_key(self, key, path):
@@ -417,6 +417,70 @@ def test_batches_of_one_caller_do_not_hold_up_renewals_of_others(tmp_path, path,
             assert begun < 500 * batches / 4, "of the claims in all batches"
             for each in flood:
                 assert (await each).status in (200, 429), "429: on a slow machine"
+
+    asyncio.run(main())
+
+
+def test_renewals_of_one_caller_do_not_hold_up_those_of_others_in_sqlite(tmp_path):
+    """They waited in the order of arrival for the thread that calls SQLite: sixteen thousand took twenty seconds."""
+
+    async def main():
+        async with Server(f"sqlite://{tmp_path}/locks.db") as server:
+            flooder, other = server.add_keys(tmp_path / "keys.toml")
+            leases = {}
+            for key, name in ((flooder, "a/1"), (other, "b/1")):
+                lease = claim(name)
+                granted = await server.post_with_key(key, "/v1/acquire", lease)
+                leases[name] = {**lease, "token": json.loads(granted.body)["token"]}
+            renewed, renew = 0, server.service.engine.renew
+
+            async def counted(claims, deadline):
+                nonlocal renewed
+                replies = await renew(claims, deadline)
+                renewed += 1
+                return replies
+
+            server.service.engine.renew = counted
+            batch = [{"do": "renew", "claims": [leases["a/1"]]}] * 500
+            flood = [asyncio.create_task(server.post_with_key(flooder, "/v1/calls", batch)) for _ in range(4)]
+            while not renewed:
+                await asyncio.sleep(0)
+            for number in range(1, 4):
+                before = renewed
+                answer = await server.post_with_key(other, "/v1/calls", [{"do": "renew", "claims": [leases["b/1"]]}])
+                assert "alive" in json.loads(answer.body)[0]["renewed"][0], number
+                assert renewed - before < 50, "of two thousand"
+            assert not all(each.done() for each in flood)
+            for each in flood:
+                each.cancel()
+            await asyncio.gather(*flood, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_calls_that_cannot_begin_in_time_are_refused_one_by_one(tmp_path):
+    async def main():
+        async with Server() as server:
+            key, _ = server.add_keys(tmp_path / "keys.toml")
+            renew, answering = server.service.engine.renew, asyncio.Event()
+
+            async def renew_later(claims, _deadline):
+                await answering.wait()
+                return await renew(claims, server.service.runtime.now() + 60)
+
+            server.service.engine.renew = renew_later
+            many = {"do": "renew", "claims": [claim(f"a/{number}", token=1) for number in range(128)]}
+            full = MAX_UNDER_WAY // 128
+            batch = [many] * full + [{"do": "ping"}] * 2
+            sent = asyncio.create_task(server.post_with_key(key, "/v1/calls", batch, (b"leasehold-within", b"0.1")))
+            while "batches_per_key" not in server.limits.refused:
+                await asyncio.sleep(0.01)
+            answering.set()
+            answers = json.loads((await sent).body)
+            assert [len(each["renewed"]) for each in answers[:full]] == [128] * full
+            assert [each["problem"]["status"] for each in answers[full:]] == [429, 429]
+            assert answers[-1]["problem"]["done"] is False
+            assert json.loads((await server.post_with_key(key, "/v1/calls", [{"do": "ping"}] * 2)).body)[0]["value"]
 
     asyncio.run(main())
 

@@ -142,7 +142,7 @@ def test_trailer_is_not_taken_for_a_header(echo):
 
 def test_bodies_of_all_callers_together_are_limited():
     head = b"POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n"
-    with serving(bodies=Bodies(100_000)) as app, connected(app) as first:
+    with serving(bodies=Bodies(100_000, 100_000)) as app, connected(app) as first:
         first.sendall(head + b"x" * 60_000)
         poll(lambda: app.requests == ["/slow"])
         answer = ask(app, head + b"x" * 60_000)

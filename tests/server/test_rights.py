@@ -418,3 +418,15 @@ def test_revoked_key_is_refused_within_six_seconds_and_its_streams_end(tenant):
         lease = tenant.hold()  # an event: a stream that is never silent must end, too
         assert lease["name"] not in watching.read_to_end()
         wakeups.read_to_end()
+
+
+def test_streams_of_a_revoked_key_end_even_if_its_name_has_a_new_one(tenant):
+    """A leaked key that was replaced at once, under the same name, went on to show events."""
+    key = tenant.create("rotated", "lock,read:shop:")
+    poll(lambda: tenant.server.get("/v1/traits", key=key).status == 200)
+    with tenant.server.stream("/v1/events?namespace=shop", key=key) as watching:
+        keys.revoke(tenant.path, "rotated")
+        new = tenant.create("rotated", "lock,read:shop:")
+        poll(lambda: tenant.server.get("/v1/traits", key=key).status == 401)
+        assert tenant.server.get("/v1/traits", key=new).status == 200
+        assert tenant.hold()["name"] not in watching.read_to_end()

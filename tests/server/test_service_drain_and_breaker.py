@@ -8,7 +8,18 @@ from leasehold.engines.remote.wire import Moved
 from leasehold.errors import NotSent, Unavailable
 from leasehold.model import Alive, Busy
 from leasehold.server.problems import Draining
-from tests.support.bare_service import CLIENT, OTHER, acquire, attempt, claim_of, deadline, queued, release, serving
+from tests.support.bare_service import (
+    CLIENT,
+    OTHER,
+    acquire,
+    attempt,
+    claim_of,
+    deadline,
+    queued,
+    release,
+    serving,
+    until,
+)
 from tests.support.running_server import in_loop
 
 # -- drain
@@ -92,6 +103,28 @@ async def test_callers_with_short_deadlines_do_not_open_the_breaker():
         for _ in range(20):
             with pytest.raises(Unavailable):
                 await service.attempt(claim_of("hasty"), CLIENT, service.runtime.now() + 0.0001)
+        assert not service.breaker.open
+
+
+@in_loop
+async def test_calls_that_waited_for_one_another_do_not_open_the_breaker():
+    """One caller sent more calls than an engine with one connection could make in time, and no other caller got a new
+    lock for a second."""
+    async with serving() as service:
+        grant, _ = await acquire(service, "holder")
+        end = service.engine.gates["attempt"] = asyncio.Event()
+
+        async def crowded(_claim, _latest):
+            await end.wait()
+            raise Unavailable("other calls kept the connection busy until the deadline")
+
+        service.engine.real.attempt = crowded
+        waiting = [asyncio.ensure_future(attempt(service, f"web-{number}")) for number in range(20)]
+        await until(lambda: service.engine.calls.count("attempt") == 21)
+        (renewed,) = await service.renew([claim_of("holder", token=grant.token)], None, deadline(service))
+        assert isinstance(renewed, Alive)
+        end.set()
+        assert all(isinstance(each, Unavailable) for each in await asyncio.gather(*waiting, return_exceptions=True))
         assert not service.breaker.open
 
 

@@ -93,7 +93,7 @@ def has_list(limits: Limits, who: str) -> bool:
 
 
 def has_batch(limits: Limits, who: str) -> bool:
-    return who in limits._batches
+    return who in limits._batches or who in limits._under_way or who in limits._fewer
 
 
 def bytes_by_caller(bodies: Bodies) -> dict[str, int]:

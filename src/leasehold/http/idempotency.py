@@ -50,8 +50,11 @@ _log = logging.getLogger("leasehold.http.idempotency")
 _HEADER: Final = b"idempotency-key"
 _LONGEST_KEY: Final = 255
 _HEADER_ALLOWANCE: Final = 16_384  # for the status and headers
+# What replaces a body that is not stored, and what a repetition is told then.
+_TOO_LARGE: Final = "large"
+_CUT_SHORT: Final = "cut short"
 _NOT_KEPT: Final = "this request was already processed; its response was too large to be stored"
-_TOO_LARGE: Final = "large"  # replaces a body that was too large to be stored
+_NOT_COMPLETE: Final = "this request was already processed; its response was cut short, and is not stored"
 
 
 class IdempotencyOptions(TypedDict, total=False):
@@ -157,7 +160,8 @@ class IdempotencyKey:
                 await self._app(_without_response_extensions(scope), _body_receiver(body, receive), response.capture)
             except Exception as error:
                 app_errors.append(error)
-                raise
+                if not response.complete or response.status >= 500:
+                    raise  # otherwise it is answered, and something that follows has failed, such as a background task
             if response.status >= 500:
                 raise _ServerError
             return response.to_dict()
@@ -173,6 +177,8 @@ class IdempotencyKey:
             await self._respond_to_error(error, response if call.ran else None, send)
         else:
             await (response.forward(send) if call.ran else _send_stored(stored, send))
+        if app_errors:
+            raise app_errors[0]
 
     def _sender_id(self, scope: Scope) -> bytes:
         who = self._who(scope)
@@ -212,6 +218,7 @@ class CapturedResponse:
     def __init__(self, max_size: int, send: Send) -> None:
         self.status = 0
         self.sent = False  # or a part of it
+        self.complete = False  # else the application ended early, because its sender disconnected
         self._max_body, self._send = max_size, send
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
@@ -222,8 +229,10 @@ class CapturedResponse:
             self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
         elif message["type"] == "http.response.body":
             self._body += message.get("body", b"")
+            more = message.get("more_body", False)
+            self.complete = self.complete or not more
             if self.sent or len(self._body) > self._max_body:
-                await self._send_part(message.get("more_body", False))
+                await self._send_part(more)
 
     async def _send_part(self, more: bool) -> None:
         body, self._body = bytes(self._body), bytearray()
@@ -236,13 +245,15 @@ class CapturedResponse:
     def to_dict(self) -> dict[str, Any]:
         if not self.status:
             raise RuntimeError("the application returned without a response")
-        body = _TOO_LARGE if self.sent else base64.b64encode(self._body).decode()
+        kept = self.complete and not self.sent
+        body = base64.b64encode(self._body).decode() if kept else _TOO_LARGE if self.sent else _CUT_SHORT
         headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self._headers]
-        return {"status": self.status, "headers": headers, "body": body, "kept": body is not _TOO_LARGE}
+        return {"status": self.status, "headers": headers, "body": body, "kept": kept}
 
     async def forward(self, send: Send) -> None:
+        """Send what was held back. A response that is not complete stays so: its sender must not take it for all."""
         if not self.sent:
-            await send_response(send, self.status, self._headers, bytes(self._body))
+            await send_response(send, self.status, self._headers, bytes(self._body), more=not self.complete)
 
 
 class _ServerError(Exception):
@@ -251,7 +262,7 @@ class _ServerError(Exception):
 
 async def _send_stored(stored: dict[str, Any], send: Send) -> None:
     if not stored["kept"]:
-        await send_problem(send, problem(409, _NOT_KEPT))
+        await send_problem(send, problem(409, _NOT_COMPLETE if stored["body"] == _CUT_SHORT else _NOT_KEPT))
         return
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"]]
     headers.append((b"idempotency-replayed", b"true"))

@@ -35,9 +35,11 @@ async def send_problem(
     await send_response(send, document["status"], encoded, body)
 
 
-async def send_response(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+async def send_response(
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes, more: bool = False
+) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def header_values(scope: Scope, name: bytes) -> list[bytes]:

@@ -16,14 +16,14 @@ import functools
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from enum import Enum
 from inspect import iscoroutinefunction
 from random import random
 from typing import Any, Final, TypeAlias, Unpack
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from leasehold.aio import AsyncClient, AsyncLease, AsyncLock
@@ -124,6 +124,11 @@ async def _lead(lead: Callable[[], AbstractAsyncContextManager[AsyncLease]], job
             _log.warning("this process does not lead: %s", error)
         except Exception:
             _log.exception("a job failed")
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if own is None or own.cancelling():
+                raise
+            _log.exception("a job failed: it awaited what had been cancelled")
         lasted = asyncio.get_running_loop().time() - began
         tries = 1 if lasted > _LONGEST_PAUSE else tries + 1
         await asyncio.sleep(backoff(tries - 1, _SHORTEST_PAUSE, _LONGEST_PAUSE, 0.5 + random() / 2))  # noqa: S311  # a pause
@@ -203,12 +208,16 @@ async def _read_body(request: Request, max_body: int) -> None:
     if hasattr(request, "_body"):
         return
     body = bytearray()
-    with suppress(RuntimeError):  # it was read as a form
+    try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > max_body:
                 raise RefusedRequest(413, f"the body of this request must not exceed {max_body} bytes")
-        request._body = bytes(body)
+    except ClientDisconnect:
+        raise RefusedRequest(499, "the sender disconnected before the end of this request") from None
+    except RuntimeError:  # it was read as a form
+        return
+    request._body = bytes(body)
 
 
 async def _enter_unless_gone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from math import floor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,28 +135,34 @@ async def renew(app: App, request: Request) -> Response:
 async def renew_many(app: App, request: Request) -> Response:
     """One answer for each lease: what is wrong with one is no reason to lose the others."""
     body = read_body(schemas.RenewManyBody, request.body)
-    refused: dict[int, Problem] = {}
-    claims = []
     async with app.limits.batch(request.caller, None) as begin:  # however late: renewals are never refused
         await begin(len(body.leases))
-        for number, lease in enumerate(body.leases):
-            try:
-                claims.append(_claim(request, lease, lease.id, lease.ttl)._replace(token=lease.token))
-            except Problem as problem:
-                refused[number] = app.explain(request, problem)
+    app.limits.begun(request.caller, len(body.leases))
+    try:
+        return json_response({"leases": await _renew_all(app, request, body.leases)})
+    finally:
+        app.limits.ended(request.caller, len(body.leases))
+
+
+async def _renew_all(
+    app: App, request: Request, leases: Sequence[schemas.LeaseBody]
+) -> list[schemas.Renewed | dict[str, Any]]:
+    refused: dict[int, Problem] = {}
+    claims = []
+    for number, lease in enumerate(leases):
+        try:
+            claims.append(_claim(request, lease, lease.id, lease.ttl)._replace(token=lease.token))
+        except Problem as problem:
+            refused[number] = app.explain(request, problem)
     with app.limits.call(request.caller, "renew"):
         answered = await app.service.renew(claims, None, app.deadline(request)) if claims else []
     for claim, reply in zip(claims, answered, strict=True):
         app.report_renewal(request, claim, reply)
     replies = iter(answered)
-    return json_response(
-        {
-            "leases": [
-                problems.document(refused[number]) if number in refused else _renewal(lease.name, next(replies))
-                for number, lease in enumerate(body.leases)
-            ]
-        }
-    )
+    return [
+        problems.document(refused[number]) if number in refused else _renewal(lease.name, next(replies))
+        for number, lease in enumerate(leases)
+    ]
 
 
 def _renewal(name: str, reply: Alive | Gone | LeaseholdError) -> schemas.Renewed | dict[str, Any]:

@@ -16,6 +16,7 @@ import msgspec
 
 from leasehold import tracing
 from leasehold.core.texts import escape
+from leasehold.engines.sql.fair_mutex import ON_BEHALF_OF
 from leasehold.errors import LeaseholdError, Unavailable
 from leasehold.events import Event, EventKind
 from leasehold.model import Alive, Claim, Gone, Grant
@@ -266,6 +267,8 @@ class App:
         """Count the connection for this caller, and wait until the request may begin. Raises TooMany if the caller has
         too many connections, and this request would keep one for long."""
         request.caller = caller
+        if caller.limited:
+            ON_BEHALF_OF.set(caller.who)
         request.is_last = not self.limits.connection(caller, request.connection)
         if request.is_last and request.path in _LONG:
             detail = f"{caller.who} has {self.limits.settings.connections_per_key} connections at this server"
@@ -370,12 +373,12 @@ class App:
         return request.arrived + min(request.within, self.service.call_timeout)
 
     def admit_attempt(self, request: Request, claim: Claim) -> Callable[[bool], Admitted]:
-        """Counts attempts of a claim. Only the first may be refused: later ones may have a reservation."""
-
-        if self.audit is not None:
-            self.audit.check()
+        """Counts attempts of a claim. Only the first may be refused: later ones may have a reservation. All are if the
+        audit log is required and cannot be written."""
 
         def admit(first: bool) -> Admitted:
+            if self.audit is not None:
+                self.audit.check()
             if first and claim not in self.service.grants:
                 self.limits.lease(request.caller, self.service.grants.leases.get(request.caller.who, 0))
             return self.limits.call(request.caller, "attempt" if first else "renew", claim.namespace, claim.name)

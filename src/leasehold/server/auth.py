@@ -11,7 +11,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -34,11 +34,13 @@ logger = logging.getLogger("leasehold.server.auth")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One caller of the server. `limited`: the limits per key apply to it."""
+    """One caller of the server. `limited`: the limits per key apply to it. `sha256`: of its key; another key of the
+    same name is another caller."""
 
     who: str
     rights: tuple[Right, ...]
     limited: bool = True
+    sha256: bytes | None = field(default=None, repr=False)
 
     def may(self, verb: Verb, namespace: str, name: str) -> bool:
         """Whether a right covers this verb for this name."""
@@ -99,7 +101,8 @@ class Authenticator:
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
     def still(self, caller: Caller) -> bool:
-        """Whether this caller, identified earlier, would have the same rights now. For responses that take long."""
+        """Whether this caller, identified earlier, would have the same rights now, with the same key. For responses
+        that take long."""
         if self._watched is None:
             return True
         key = self._keys.get(caller.who)
@@ -112,7 +115,7 @@ class Authenticator:
 
     def _read(self, paths: Sequence[Path]) -> Callable[[], None]:
         found = keys.read(paths[0])
-        callers = {who: Caller(who, key.allow) for who, key in found.items()}
+        callers = {who: Caller(who, key.allow, sha256=key.sha256) for who, key in found.items()}
 
         def apply() -> None:
             self._keys, self._callers = found, callers

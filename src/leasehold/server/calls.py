@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -20,9 +21,10 @@ from leasehold.engines.remote import wire
 from leasehold.errors import LeaseholdError
 from leasehold.model import Alive, Busy, Claim, Gone, Holding
 from leasehold.server import api, problems, schemas
-from leasehold.server.limits import make_list
+from leasehold.server.auth import Caller
+from leasehold.server.limits import Limits, make_list
 from leasehold.server.messages import EventStream, Request, Response, checked, encode, json_response, problem_member
-from leasehold.server.problems import Forbidden, invalid
+from leasehold.server.problems import Forbidden, TooMany, invalid
 
 if TYPE_CHECKING:
     from leasehold.server.app import App
@@ -30,29 +32,48 @@ if TYPE_CHECKING:
 Answer: TypeAlias = "Coroutine[Any, Any, wire.Json]"
 Call: TypeAlias = wire.Json
 
+_SHORT: Final = 1024  # bytes of a body that is read before it is known to be a batch
 _PAGE_BYTES: Final = 1_500_000  # of a list of locks
 
 
 async def calls(app: App, request: Request) -> Response:
     """The answers in the order of the calls, which run side by side: a slow one holds up its own request only."""
+    caller, limits = request.caller, app.limits
+    if len(request.body) <= _SHORT and len(given := _read_calls(request.body)) == 1 and _claims(given[0]) == 1:
+        await limits.begin(caller)
+        return json_response([await _answer(app, request, given[0])])
+    answers = []
+    refused: wire.Json = {}
+    seconds = app.deadline(request) - app.service.runtime.now()
+    async with limits.batch(caller, seconds) as begin:
+        given = _read_calls(request.body)  # only now: it takes ten times the memory of the body
+        for call in given:
+            claims = _claims(call)
+            try:
+                await begin(claims)
+            except TooMany as problem:  # the calls before it have begun
+                refused = {"problem": problem_member(problem)}
+                break
+            limits.begun(caller, claims)
+            answers.append(asyncio.ensure_future(_answer(app, request, call)))
+            answers[-1].add_done_callback(partial(_end, limits, caller, claims))
+    return json_response([*await asyncio.gather(*answers), *[refused] * (len(given) - len(answers))])
+
+
+def _end(limits: Limits, caller: Caller, claims: int, _answered: object) -> None:
+    limits.ended(caller, claims)
+
+
+def _read_calls(body: bytes) -> list[object]:
     try:
-        given = msgspec.json.decode(request.body)
+        given = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise invalid("the body is not JSON", 400) from None
     if not isinstance(given, list) or not 0 < len(given) <= wire.MAX_CALLS:
         raise invalid(f"the body must be a list of 1 to {wire.MAX_CALLS} calls")
     if sum(isinstance(call, dict) and call.get("do") == "inspect" for call in given) > 1:
         raise invalid("a request may inspect once: the answer would be too long")
-    if len(given) == 1 and _claims(given[0]) == 1:
-        await app.limits.begin(request.caller)
-        return json_response([await _answer(app, request, given[0])])
-    answers = []
-    seconds = app.deadline(request) - app.service.runtime.now()
-    async with app.limits.batch(request.caller, seconds) as begin:
-        for call in given:
-            await begin(_claims(call))
-            answers.append(asyncio.ensure_future(_answer(app, request, call)))
-    return json_response(await asyncio.gather(*answers))
+    return given
 
 
 def _claims(call: object) -> int:

@@ -27,6 +27,8 @@ CONNECTION: Final = "leasehold.connection"  # in the extensions of an ASGI scope
 SHARES: Final[dict[Class, float]] = {"attempt": 0.8, "read": 0.9, "release": 1.0}
 MAX_LISTS: Final = 2  # lists of locks that one caller's requests make at a time
 MAX_BEGUN: Final = 64  # requests, and claims of batches, of one caller in one turn of the event loop
+# Claims in batches of one caller that have begun and have no answer: each takes fifty times the memory of its request.
+MAX_UNDER_WAY: Final = 2048
 LARGE: Final = 1000  # claims of a list that is made on a thread: it takes too long for the event loop
 _IN_BULKHEADS: Final = frozenset({"attempt", "read"})
 
@@ -43,6 +45,8 @@ class Limits:
         self._resized: dict[str, set[tuple[str, str]]] = {}  # names whose limit each key has set, with their namespaces
         self._lists, self._batches = Turns(MAX_LISTS), Turns(1)
         self._begun: dict[str, int] = {}  # requests and claims of each caller, in this turn of the event loop
+        self._under_way: dict[str, int] = {}  # claims in batches of each caller that have begun
+        self._fewer: dict[str, asyncio.Future[None]] = {}  # of callers whose next batch waits for that
         self._most = {kind: ceil(settings.calls * share) for kind, share in SHARES.items()}
         self._calls = Bulkheads(
             "calls", settings.calls_per_key, settings.calls_per_namespace, settings.calls_per_name, self.refused
@@ -126,21 +130,47 @@ class Limits:
     async def batch(self, caller: Caller, seconds: float | None) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
         """The start of a batch of calls. Its value is awaited before each call, with the number of claims of that call.
         Few calls of one caller begin in one turn of the event loop, and its batches start one after the other: the
-        renewals of other callers are answered in between. Raises TooMany if it does not begin in time: its sender has
-        given up, and may have released what an attempt in it would take (E6)."""
+        renewals of other callers are answered in between. Raises TooMany if it does not begin in time, and so does its
+        value: its sender has given up, and may have released what an attempt in it would take (E6)."""
         who = caller.who
+        until = None if seconds is None else asyncio.get_running_loop().time() + seconds
+
+        def too_late() -> Problem:
+            detail = f"batches of {who} that came earlier have not all begun at this server: retry"
+            return self._refuse("batches_per_key", TooMany(detail))
 
         async def begin(claims: int) -> None:
             if self._begun.get(who, 0) >= MAX_BEGUN:
                 await asyncio.sleep(0)
+            while caller.limited and self._under_way.get(who, 0) >= MAX_UNDER_WAY:
+                self._fewer[who] = asyncio.get_running_loop().create_future()
+                try:
+                    async with asyncio.timeout_at(until):
+                        await self._fewer[who]
+                except TimeoutError:
+                    raise too_late() from None
+                finally:
+                    del self._fewer[who]
             self._count_begun(who, claims)
 
         try:
             async with self._batches.take(who, seconds):
                 yield begin
         except TurnMissed:
-            detail = f"batches of {who} that came earlier have not all begun at this server: retry"
-            raise self._refuse("batches_per_key", TooMany(detail)) from None
+            raise too_late() from None
+
+    def begun(self, caller: Caller, claims: int) -> None:
+        """So many claims of a batch have begun: `ended` must follow."""
+        self._under_way[caller.who] = self._under_way.get(caller.who, 0) + claims
+
+    def ended(self, caller: Caller, claims: int) -> None:
+        who = caller.who
+        self._under_way[who] -= claims
+        fewer = self._fewer.get(who)
+        if fewer is not None and not fewer.done() and self._under_way[who] < MAX_UNDER_WAY:
+            fewer.set_result(None)
+        if not self._under_way[who]:
+            del self._under_way[who]
 
     async def begin(self, caller: Caller) -> None:
         """Wait until a request of this caller may begin: like a batch of one call, behind those that came before it, so
@@ -204,18 +234,28 @@ async def make_list(size: int, make: Callable[[], T]) -> T:
 
 
 class Bodies:
-    """The bytes of all bodies that are in memory: many callers with a large body each must not use it up, and one
-    caller must leave room for the renewals of others."""
+    """The bytes of all bodies that are in memory: many callers with a large body each must not use it up. One caller,
+    and several that belong together, must leave room for the renewals of others: each has some room of its own, also
+    one whose first request shows no key yet."""
 
-    def __init__(self, most: int = 128 * 1024 * 1024, most_per_caller: int = 32 * 1024 * 1024) -> None:
-        self._most, self._most_per_caller = most, most_per_caller
+    def __init__(
+        self,
+        most: int = 128 * 1024 * 1024,
+        most_per_caller: int = 32 * 1024 * 1024,
+        least_per_caller: int = 256 * 1024,
+    ) -> None:
+        self._most, self._most_per_caller, self._least_per_caller = most, most_per_caller, least_per_caller
         self.bytes = 0
         self._of: dict[str, int] = {}  # caller -> bytes; those of callers that are not known yet are together
 
     def has_room(self, who: str | None, size: int) -> bool:
         """`who` is empty for a caller that is not known yet, and None for one without limits of its own."""
-        own = 0 if who is None else self._of.get(who, 0) + size
-        return self.bytes + size <= self._most and own <= self._most_per_caller
+        if who is None:
+            return self.bytes + size <= self._most
+        own = self._of.get(who, 0) + size
+        if self.bytes + size <= self._most or not who:
+            return own <= self._most_per_caller
+        return own <= self._least_per_caller
 
     def add(self, who: str | None, size: int) -> None:
         self.bytes += size

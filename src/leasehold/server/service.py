@@ -80,6 +80,7 @@ class Service:
                 "the server's own, so a restart of the server would end every caller's lease"
             )
         self.breaker = Breaker()
+        self._answered_at = -timing.NEVER  # the engine, last
         self.draining = False
         self.relay: Relay | None = None  # to the other workers of this server
         self.streams: dict[ClientKey, Stream[Notification]] = {}
@@ -384,13 +385,17 @@ class Service:
         return max(deadline, self.runtime.now() + _MIN_CALL_SECONDS)
 
     def _on_answer(self) -> None:
+        self._answered_at = self.runtime.now()
         if self.breaker.on_answer():
             _log.warning("the engine answers again: the circuit breaker is closed")
             self.on_breaker(False)
 
     def _on_silence(self, error: object, began: float, deadline: float) -> None:
-        """Count it, unless the call ended at a deadline that says little about the engine."""
+        """Count it, unless the call ended at a deadline that says little about the engine, or the engine has answered
+        another call meanwhile: many calls of one caller wait for one another, and must not cost the others theirs."""
         now = self.runtime.now()
+        if self._answered_at > began:
+            return
         if now >= deadline and deadline - began < 0.8 * min(self.call_timeout, _CONCLUSIVE_SECONDS):
             return
         if self.breaker.on_silence(now):

@@ -12,7 +12,7 @@ import pytest
 from leasehold import AsyncClient, Unavailable
 from leasehold.core.names import hash_id
 from leasehold.engines.sql.abandoned import AbandonedSessions
-from leasehold.engines.sql.fair_mutex import FairMutex
+from leasehold.engines.sql.fair_mutex import ON_BEHALF_OF, FairMutex
 from leasehold.engines.sql.session import (
     BUSY,
     CLOSED,
@@ -205,6 +205,40 @@ def test_callers_that_come_first_let_the_others_have_turns() -> None:
     first, second = (number for number, name in enumerate(asyncio.run(main())) if name == "renewal")
     assert first < 10
     assert second == first + 5
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_calls_on_behalf_of_different_keys_take_turns(first) -> None:
+    """On a lock server, one key with thousands of renewals kept those of all others from being sent."""
+
+    async def main() -> list[str]:
+        runtime, order = Loop(), list[str]()
+        mutex = FairMutex(runtime, "engine")
+
+        async def use(key: str, number: int) -> None:
+            ON_BEHALF_OF.set(key)
+            caller = mutex.new_caller()
+            try:
+                await mutex.acquire(caller, runtime.now() + (0.01 if number < 0 else 60), first=first)
+                order.append(f"{key}{number}")
+            finally:
+                mutex.release(caller)
+
+        current = mutex.new_caller()
+        await mutex.acquire(current, runtime.now() + 60)
+        tasks = [asyncio.create_task(use("a", number)) for number in range(100)]
+        tasks += [asyncio.create_task(use("b", number)) for number in range(3)]
+        for key in ("a", "c"):  # who does not wait for long leaves nothing behind
+            with pytest.raises(Unavailable):
+                await asyncio.create_task(use(key, -1))
+        mutex.release(current)
+        await asyncio.gather(*tasks)
+        assert mutex.is_free
+        return order
+
+    order = asyncio.run(main())
+    assert order[:7] == ["a0", "b0", "a1", "b1", "a2", "b2", "a3"]
+    assert len(order) == 103
 
 
 def test_forked_child_gives_the_connection_to_no_caller_of_its_parent() -> None:

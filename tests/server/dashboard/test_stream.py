@@ -130,15 +130,15 @@ async def test_many_different_pages_share_a_tenth_of_a_core(monkeypatch):
     monkeypatch.setattr(stream, "thread_time", lambda: spent)
     streams = stream.Streams(lambda: now, lambda: now, lambda: "id")
     for number in range(100):
-        streams.open(number, render, "", "shop", lambda: True)
+        streams.open(number, render, contextlib.nullcontext, "", "shop", lambda: True)
     channels = list(probe_server.channels(streams).values())
     for each in channels:
-        await each.advance()
+        await each.advance(render, contextlib.nullcontext)
     before = spent
     for _ in range(400):
         now += stream.INTERVAL
         for each in channels:
-            await each.advance()
+            await each.advance(render, contextlib.nullcontext)
     assert 0.05 * now < spent - before < 0.12 * now
 
 
@@ -158,6 +158,28 @@ async def test_new_pages_of_one_caller_are_not_rendered_all_at_once(monkeypatch)
             await asyncio.sleep(0)
             assert len(rendered) - before <= 2 * MAX_LISTS, "this test counts turns of its own"
         assert len(rendered) == 30
+
+
+@in_loop
+async def test_lists_of_one_caller_do_not_hold_up_the_page_of_another(tmp_path):
+    """Callers with the same rights share a page. It was rendered in the turn of the one whose tab was open first."""
+    file = tmp_path / "keys.toml"
+    first, second = (f"Bearer {new_key(file, who, 'read:*:')}" for who in ("first", "second"))
+    async with (
+        serving(key_file=file) as site,
+        tab(site, "page=locks", authorization=first) as held_up,
+        tab(site, "page=locks", authorization=second) as opened,
+        contextlib.AsyncExitStack() as lists,
+    ):
+        caller = site.app.authenticator.identify(first.encode(), ())
+        for _ in range(MAX_LISTS):
+            await lists.enter_async_context(site.app.limits.listing(caller, 60))
+        waiting = asyncio.create_task(frame(held_up))
+        await asyncio.sleep(0)
+        assert (await frame(opened))[0] == "frame"
+        assert not waiting.done()
+        await lists.aclose()
+        assert (await waiting)[0] == "frame"
 
 
 @in_loop

@@ -1,7 +1,7 @@
 """A mutex for one connection or one claim: callers get it in order of arrival, and none waits beyond its deadline.
 
 Callers that others wait for may come first, in order of their arrival. After a few of them, one of the other callers
-has its turn.
+has its turn. On a lock server, the callers that call on behalf of different API keys take turns.
 
 caller = mutex.new_caller()
 try:
@@ -15,10 +15,14 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Final
 
 from leasehold.errors import Reentered, Unavailable
 from leasehold.runtime.base import Mutex, Runtime, Signal
+
+# For whom the running task calls. A lock server sets it: one of its callers must not hold up the renewals of others.
+ON_BEHALF_OF: Final[ContextVar[str]] = ContextVar("leasehold_on_behalf_of", default="")
 
 _MAX_OVERTAKING: Final = 4  # calls: a hand-over takes two of them, and one that may be overtaken, the join
 
@@ -26,11 +30,39 @@ _MAX_OVERTAKING: Final = 4  # calls: a hand-over takes two of them, and one that
 class Caller:
     """One use of the mutex: by a thread or a task, from before `acquire` until `release`."""
 
-    __slots__ = ("owner", "signal")
+    __slots__ = ("on_behalf_of", "owner", "signal")
 
     def __init__(self, runtime: Runtime) -> None:
-        self.owner = runtime.owner()
+        self.owner, self.on_behalf_of = runtime.owner(), ON_BEHALF_OF.get()
         self.signal: Signal | None = None
+
+
+class _Queue:
+    """Waiting callers in order of arrival; those on behalf of different keys take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Caller]] = {}  # the key whose turn it is comes first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def append(self, caller: Caller) -> None:
+        self._waiting.setdefault(caller.on_behalf_of, deque()).append(caller)
+
+    def popleft(self) -> Caller:
+        key, callers = next(iter(self._waiting.items()))
+        del self._waiting[key]
+        found = callers.popleft()
+        if callers:
+            self._waiting[key] = callers  # at the end
+        return found
+
+    def remove(self, caller: Caller) -> None:
+        callers = self._waiting.get(caller.on_behalf_of, deque())
+        with suppress(ValueError):
+            callers.remove(caller)
+            if not callers:
+                del self._waiting[caller.on_behalf_of]
 
 
 class FairMutex:
@@ -40,8 +72,7 @@ class FairMutex:
 
     def after_fork(self) -> None:
         self._mutex: Mutex = self._runtime.mutex()
-        self._waiting_first: deque[Caller] = deque()
-        self._waiting: deque[Caller] = deque()
+        self._waiting_first, self._waiting = _Queue(), _Queue()
         self._overtaking = 0  # how many came first in a row while others waited
         self._current: Caller | None = None
 
@@ -75,9 +106,8 @@ class FairMutex:
     def release(self, caller: Caller) -> None:
         with self._mutex:
             if self._current is not caller:
-                for queue in (self._waiting_first, self._waiting):
-                    with suppress(ValueError):
-                        queue.remove(caller)
+                self._waiting_first.remove(caller)
+                self._waiting.remove(caller)
                 return
             self._current = self._next()
             if self._current is not None and self._current.signal is not None:

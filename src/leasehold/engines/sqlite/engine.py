@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from leasehold.config import EngineConfig, parse_yes_no
 from leasehold.core.listing import ListingBudget
@@ -68,6 +68,7 @@ class SqliteEngine:
         self._attempts = self._calls_on_loop = 0
         self._sweep_cursor = ("", "")
         self._pages = FairMutex(runtime, "sqlite", "lists of locks")
+        self._thread = FairMutex(runtime, "sqlite", "the thread")  # that makes an event loop's calls
         self._crowded_name: tuple[str, str] | None = None  # with its namespace: had waiters in the last call about it
         # Verbs that found the file locked. Together they retry only as often as one verb alone would: with fifty
         # threads in each of twenty processes, independent retries kept a busy machine from doing anything else.
@@ -196,6 +197,7 @@ class SqliteEngine:
     def after_fork(self) -> None:
         self._connection.after_fork()
         self._pages.after_fork()
+        self._thread.after_fork()
         self._wakeup_socket.after_fork()
 
     async def close(self) -> None:
@@ -229,7 +231,7 @@ class SqliteEngine:
             engine="sqlite",
         )
 
-    async def _call(self, verb: Callable[..., T], *args: object) -> T:
+    async def _call(self, verb: Callable[..., T], *args: Any) -> T:
         """Run the verb. An event loop does that itself if the verb cannot block, in a fifth of the time: a thread is
         needed to open the file, to wait for the disk, and while another thread uses the connection."""
         if self._runtime.blocking:
@@ -247,7 +249,12 @@ class SqliteEngine:
                 return answer
             finally:
                 self._connection.leave_loop()
-        return await self._runtime.call(verb, *args)
+        caller = self._thread.new_caller()
+        try:
+            await self._thread.acquire(caller, args[-1])  # the deadline
+            return await self._runtime.call(verb, *args)
+        finally:
+            self._thread.release(caller)
 
     def _attempt(self, claim: Claim, in_flight: InFlightAttempt, deadline: float) -> Grant | Busy:
         address = self._wakeup_socket.address

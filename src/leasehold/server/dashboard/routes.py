@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -343,14 +344,16 @@ class Dashboard:
         limits = self._app.limits
 
         async def render() -> Rendered:
-            async with limits.listing(caller, _RENDER_SECONDS):
-                data, missing = await self._page_data(caller, page, shown)
-                return self._frame(page, await self._context(data, page, missing), data.picture.as_of)
+            data, missing = await self._page_data(caller, page, shown)
+            return self._frame(page, await self._context(data, page, missing), data.picture.as_of)
+
+        def turn() -> AbstractAsyncContextManager[None]:
+            return limits.listing(caller, _RENDER_SECONDS)
 
         async with limits.listing(caller, self._app.service.call_timeout):
             await self._page_data(caller, page, shown)  # raises if the caller may not see it
         key = (page.key, tuple(sorted(shown.items())), caller.rights, self.admin)
-        return self.streams.open(key, render, last, caller.who, lambda: self._app.authenticator.still(caller))
+        return self.streams.open(key, render, turn, last, caller.who, lambda: self._app.authenticator.still(caller))
 
     def _frame(self, page: Page, context: dict[str, Any], as_of: float) -> Rendered:
         parts = Parts()

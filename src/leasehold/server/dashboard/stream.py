@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Sized
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from time import thread_time
 from typing import Any, Final, NamedTuple
 
@@ -38,27 +39,31 @@ class Rendered(NamedTuple):
 
 
 Render = Callable[[], Awaitable[Rendered]]
+Turn = Callable[[], AbstractAsyncContextManager[None]]  # of a caller, to render
 
 
 class Channel:
     """What one page shows to callers with the same rights."""
 
-    def __init__(self, channel_id: str, render: Render, now: Callable[[], float], channels: Sized) -> None:
-        self.channel_id, self._render, self._now, self._channels = channel_id, render, now, channels
+    def __init__(self, channel_id: str, now: Callable[[], float], channels: Sized) -> None:
+        self.channel_id, self._now, self._channels = channel_id, now, channels
         self.changes = Changes()
         self.as_of, self.say = 0.0, ""
         self.taken_at = now()
         self._next_at = float("-inf")
         self._rendering = asyncio.Lock()
 
-    async def advance(self) -> None:
-        """Render the page again, unless that was just done. Raises what the page raises."""
-        async with self._rendering:
-            self.taken_at = self._now()
-            if self.taken_at < self._next_at:
+    async def advance(self, render: Render, turn: Turn) -> None:
+        """Render the page again, unless that was just done. Raises what the page and the turn raise. A tab waits for
+        the turn of its own caller: another caller, who sees the same page, may have used up its turns for long."""
+        self.taken_at = self._now()
+        if self.taken_at < self._next_at:
+            return
+        async with turn(), self._rendering:
+            if self._now() < self._next_at:
                 return
             began = thread_time()
-            page = await self._render()
+            page = await render()
             # Large pages, or many of them, are rendered less often: all together use about a tenth of a core, so that
             # renewals are answered in time.
             pause = 9 * (thread_time() - began) * len(self._channels)
@@ -86,7 +91,7 @@ class Streams:
         return len(self._tabs)
 
     def open(
-        self, key: Hashable, render: Render, last_event_id: str, who: str, still: Callable[[], bool]
+        self, key: Hashable, render: Render, turn: Turn, last_event_id: str, who: str, still: Callable[[], bool]
     ) -> EventStream:
         """A stream for a tab of the caller `who`. `still`: whether it may go on to see this. Raises TooMany."""
         if sum(tab.who == who for tab in self._tabs) >= MAX_TABS:
@@ -96,8 +101,8 @@ class Streams:
         if channel is None:
             while len(self._channels) >= MAX_CHANNELS:  # its tabs go on; one that comes back gets the whole page
                 del self._channels[min(self._channels, key=lambda each: self._channels[each].taken_at)]
-            channel = self._channels[key] = Channel(self._new_id(), render, self._now, self._channels)
-        tab = Tab(self, channel, last_event_id, who, still)
+            channel = self._channels[key] = Channel(self._new_id(), self._now, self._channels)
+        tab = Tab(self, channel, partial(channel.advance, render, turn), last_event_id, who, still)
         self._tabs.add(tab)
         return EventStream(tab.next_events, tab.close)
 
@@ -131,9 +136,15 @@ class Streams:
 
 class Tab:
     def __init__(
-        self, streams: Streams, channel: Channel, last_event_id: str, who: str, still: Callable[[], bool]
+        self,
+        streams: Streams,
+        channel: Channel,
+        advance: Callable[[], Awaitable[None]],
+        last_event_id: str,
+        who: str,
+        still: Callable[[], bool],
     ) -> None:
-        self._streams, self._channel, self.who, self._still = streams, channel, who, still
+        self._streams, self._channel, self._advance, self.who, self._still = streams, channel, advance, who, still
         self._last_event_id = last_event_id
         self._seen = -1  # the last frame that was taken; -1: none yet
         self._given_at: float | None = None
@@ -156,7 +167,7 @@ class Tab:
         if not self._still():
             return self._resync()  # loading the page again leads to the login
         try:
-            await self._channel.advance()
+            await self._advance()
         except Exception as error:  # the page says what is wrong when it is loaded
             _log.info("a page cannot be rendered for its stream: %s", type(error).__name__)
             return self._resync()
