@@ -20,7 +20,7 @@ from leasehold.core.queue_entry import Context, Notification
 from leasehold.core.timing import backoff
 from leasehold.engines.registry import ClaimRegistry, Waiter, wait_for_wakeup
 from leasehold.engines.sql import TRAITS
-from leasehold.engines.sql.fair_mutex import FairMutex
+from leasehold.engines.sql.fair_mutex import ON_BEHALF_OF, FairMutex
 from leasehold.engines.sqlite.boot_clock import BootClock
 from leasehold.engines.sqlite.connection import DatabaseLocked, NeedsSync, SqliteConnection
 from leasehold.engines.sqlite.fast_path import acquire_uncontended, release_uncontended
@@ -68,7 +68,7 @@ class SqliteEngine:
         self._attempts = self._calls_on_loop = 0
         self._sweep_cursor = ("", "")
         self._pages = FairMutex(runtime, "sqlite", "lists of locks")
-        self._thread = FairMutex(runtime, "sqlite", "the thread")  # that makes an event loop's calls
+        self._thread = FairMutex(runtime, "sqlite", "the thread")  # that makes a lock server's calls
         self._crowded_name: tuple[str, str] | None = None  # with its namespace: had waiters in the last call about it
         # Verbs that found the file locked. Together they retry only as often as one verb alone would: with fifty
         # threads in each of twenty processes, independent retries kept a busy machine from doing anything else.
@@ -249,6 +249,8 @@ class SqliteEngine:
                 return answer
             finally:
                 self._connection.leave_loop()
+        if not ON_BEHALF_OF.get():
+            return await self._runtime.call(verb, *args)
         caller = self._thread.new_caller()
         try:
             await self._thread.acquire(caller, args[-1])  # the deadline
