@@ -44,11 +44,12 @@ def is_listening(user: AnyEngine) -> bool:
     return bool(engine_of(user)._listener.address)
 
 
-def end_listening(user: AnyEngine) -> float:
-    """End the session that listens, as a proxy may. Returns after how many seconds another may be opened."""
+def end_listening(user: AnyEngine, pause: float = 0.0) -> float:
+    """End the session that listens, as a proxy may. Returns after how many seconds another may be opened, at least
+    `pause`."""
     sql_listener = engine_of(user)._listener
     session, now = sql_listener._session, sql_listener._runtime.now()
     assert session is not None
-    sql_listener.on_session_lost(session)
+    sql_listener.on_session_lost(session, pause)
     session.shutdown()
     return sql_listener._retry_at - now

@@ -82,3 +82,22 @@ def test_sessions_that_end_soon_are_opened_after_ever_longer_pauses(sql, make_dr
     monkeypatch.setattr(*probe_sql.STABLE_AFTER, 0.0)
     wait_until(lambda: driver.attempt(waiting) and probe_sql.is_listening(driver.engine))
     assert probe_sql.end_listening(driver.engine) < 0
+
+
+def test_waiter_polls_until_another_session_may_be_opened(sql, make_driver, monkeypatch) -> None:
+    """It slept for 5 s, longer than its reservation lasts: whoever may end sessions of the client could have each
+    hand-off take that long."""
+    driver = make_driver(sql.url())
+    driver.acquire(driver.claim())
+    waiting, polls = driver.claim(queue=True), []
+
+    async def record(*_: object, **options: object) -> None:
+        polls.append(options["polls"])
+
+    monkeypatch.setattr("leasehold.engines.sql.engine.wait_for_wakeup", record)
+    for _ in range(2):
+        run_sync(driver.engine.wait(waiting, driver.attempt(waiting), 5.0))
+        if probe_sql.is_listening(driver.engine):
+            probe_sql.end_listening(driver.engine, pause=600.0)
+    assert not probe_sql.is_listening(driver.engine)
+    assert polls == [False, True]

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -42,6 +43,18 @@ def dump(path: str) -> list[str]:
         return list(db.iterdump())
     finally:
         db.close()
+
+
+def test_file_that_every_user_can_read_is_a_finding():
+    """A lock on the shared memory, for which that is enough, kept all clients from locking for as long as it lasted."""
+    with tempfile.TemporaryDirectory(prefix="leasehold-", dir="/tmp") as folder:
+        path = os.path.join(folder, "app.db")
+        sqlite3.connect(path).close()
+        for folder_mode, mode, found in ((0o755, 0o644, ["mode of the file"]), (0o755, 0o640, []), (0o700, 0o644, [])):
+            os.chmod(folder, folder_mode)
+            os.chmod(path, mode)
+            (member,) = probe(f"sqlite://{path}").members
+            assert [finding.setting for finding in member.findings] == found
 
 
 def test_file_without_sync_is_a_finding(path):

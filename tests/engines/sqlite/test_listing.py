@@ -13,6 +13,7 @@ import pytest
 from leasehold import AsyncClient, Client
 from leasehold.errors import ListingTooLong, Unavailable
 from tests.support import probe_sqlite
+from tests.support.bare_engine import BareEngineDriver
 
 LONG = "x" * 500  # a purpose: fewer than ten thousand claims with it fit into a list
 
@@ -82,6 +83,29 @@ def test_list_of_many_pages_has_every_claim_once(path, monkeypatch, wait_until, 
         for lease in leases:
             lease.release()
         waiter.join(60)
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
+@pytest.mark.parametrize("page", [1, 500])
+def test_list_of_a_file_in_another_encoding_is_complete(path, monkeypatch, encoding, page) -> None:
+    """An application may have created the file. SQLite orders names by their bytes then: a list showed a name twice, or
+    said that another program had edited the file."""
+    monkeypatch.setattr(*probe_sqlite.LIST_PAGE, page)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"pragma encoding = '{encoding}'")
+        db.execute("create table orders (number)")
+    driver = BareEngineDriver(f"sqlite://{path}")
+    names = ["b", "z", "\u0100", "\u0100/1", "\ue000", "\U0001f600"]
+    for name in names:
+        driver.acquire(driver.claim(name))
+    with Client(f"sqlite://{path}") as client:
+        client.set_limit("\u0100/2", 3)
+        driver.attempt(driver.claim("b", queue=True))
+        found = [(each.name, each.state) for each in client.inspect()]
+        assert found == sorted([*((name, "held") for name in names), ("b", "waiting")])
+        assert [each.name for each in client.inspect("\u0100")] == ["\u0100", "\u0100/1"]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("pragma encoding").fetchone() == (encoding,)
 
 
 def test_list_that_does_not_end_before_the_deadline_is_unavailable(path, monkeypatch) -> None:

@@ -123,7 +123,7 @@ class SqlEngine:
 
     async def wait(self, claim: Claim, busy: Busy, seconds: float) -> None:
         if waiter := self._registry.waiting.get(claim.id_hash):
-            await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=not self.traits.push)
+            await wait_for_wakeup(self._runtime, waiter, busy, seconds, polls=not self._listener.address)
 
     async def renew(self, claims: Sequence[Claim], deadline: float) -> Sequence[Alive | Gone | Unavailable]:
         replies: dict[int, Alive | Gone | Unavailable] = {}

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, TypeAlias, TypeVar
 
 from leasehold.config import EngineConfig, parse_yes_no
@@ -153,7 +154,7 @@ class SqliteEngine:
             page, after = await self._read_page(read, deadline)
             found += page
             if not after:
-                return found
+                return sorted(found, key=attrgetter("name"))
             if self._runtime.now() >= deadline:
                 raise Unavailable(f"{self._connection.path}: the list did not end before the deadline", engine="sqlite")
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from leasehold.config import EngineConfig, parse_yes_no
@@ -49,7 +51,7 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
         version=sqlite3.sqlite_version,
         storage=await runtime.call(_storage, path),
         disk_seconds=write_seconds,
-        findings=() if durable else (_NOT_DURABLE,),
+        findings=(*(() if durable else (_NOT_DURABLE,)), *await runtime.call(_readable, path)),
     )
     up = write_seconds is not None
     return Health(_ENGINE, up, (member,), has_leader=True, voting=1, reachable=int(up), error=error)
@@ -58,6 +60,20 @@ async def health(config: EngineConfig, runtime: Runtime, deadline: float) -> Hea
 _NOT_DURABLE: Final = WeakSetting(
     "synchronous", "OFF", "a power cut may free locks: remove durable=no from the URL to wait for the disk"
 )
+
+
+def _readable(path: str) -> tuple[WeakSetting, ...]:
+    """Leasehold makes no such file, but the application that the file belongs to may have. SQLite gives its mode to the
+    shared memory, and a lock there needs no more than the right to read it."""
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        reachable = all(os.stat(folder).st_mode & stat.S_IXOTH for folder in Path(path).parents)
+    except OSError:
+        return ()
+    if not (reachable and mode & stat.S_IROTH):
+        return ()
+    advice = "any user of this machine can see the locks and keep all others from locking: chmod o-r the file"
+    return (WeakSetting("mode of the file", f"{mode:04o}", advice),)
 
 
 def _read(db: sqlite3.Connection) -> None:

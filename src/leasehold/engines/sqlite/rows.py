@@ -390,6 +390,7 @@ def page_of_holdings(
     where = f"where namespace = ? and name {'=' if exact else '>' if after else '>='} ? order by name"
     found: list[Holding] = []
     rows_read = 0
+    encoding = db.execute("pragma encoding").fetchone()[0]  # of an application's own file; SQLite compares its bytes
     with ExitStack() as cursors:  # open ones would keep the transaction open
 
         def select(columns: str, table: str, then_by: str = "") -> sqlite3.Cursor:
@@ -400,7 +401,7 @@ def page_of_holdings(
             select("kind, grant_limit", "lh_queue"),
             select(f"kind, grant_limit, {_GRANT_COLUMNS}", "lh_grant"),
             select(_WAITER_COLUMNS, "lh_waiter", ", ticket"),
-            key=itemgetter(0),
+            key=itemgetter(0) if encoding == "UTF-8" else lambda row: str.encode(row[0], encoding),
         )
         for name, rows_of_name in groupby(rows, itemgetter(0)):
             if not name.startswith(prefix):

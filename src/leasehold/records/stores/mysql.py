@@ -30,10 +30,11 @@ def _code(error: Exception) -> int:
 
 
 # When the statement began, which no time zone affects, and how long it has run since, as it may have waited for a lock.
-# The second is less than half an hour: a local time that is put forward or back meanwhile changes nothing.
+# The second is less than a quarter of an hour, also if the clock is set back meanwhile: a local time that is put
+# forward or back by half an hour or an hour changes nothing.
 _NOW: Final = (
     "((timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)) "
-    "+ mod(timestampdiff(microsecond, now(6), sysdate(6)) + 3600000000, 1800000000)) / 1e6)"
+    "+ mod(timestampdiff(microsecond, now(6), sysdate(6)) + 4500000000, 1800000000) - 900000000) / 1e6)"
 )
 
 DIALECT: Final = StoreDialect(
