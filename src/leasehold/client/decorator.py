@@ -26,9 +26,15 @@ FilledParameters: TypeAlias = Mapping[str, int]
 
 
 def accepted_parameters(fn: Callable[..., Any], blocking: bool, *names: str) -> FilledParameters:
-    """Those of `names` that are parameters of `fn`. Blocking mode, which cannot await, refuses a coroutine function."""
-    from inspect import iscoroutinefunction, signature  # only here: it would slow `import leasehold` down
+    """Those of `names` that are parameters of `fn`. Refuses a generator function, whose body runs after the call, and
+    in blocking mode, which cannot await, a coroutine function."""
+    from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature  # only here: slow
 
+    if isgeneratorfunction(fn) or isasyncgenfunction(fn):
+        raise ConfigError(
+            f"{_qualified_name(fn)} is a generator function: its body runs after the call has returned, and so "
+            "unprotected. Acquire the lock in its body"
+        )
     if blocking and iscoroutinefunction(fn):
         raise ConfigError(f"{_qualified_name(fn)} is a coroutine function: use the asyncio API, such as AsyncClient")
     try:
