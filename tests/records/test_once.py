@@ -127,6 +127,15 @@ def test_once_unstorable_result_fails_and_is_not_rerun(client, result, complaint
     assert work.runs == 1
 
 
+def test_once_result_too_large_for_the_store_is_not_rerun(client, counting_function):
+    work = counting_function("x" * 8_000_000)
+    with pytest.raises(ConfigError, match="8,000,000 bytes"):
+        client.once("a", work, max_result=9_000_000)
+    with pytest.raises(RunFailed, match="8,000,000 bytes"):
+        client.once("a", work, max_result=9_000_000)
+    assert work.runs == 1
+
+
 def test_once_with_max_result_zero_stores_no_result(client, counting_function):
     work = counting_function(object())
     assert [client.once("a", work, max_result=0) for _ in range(2)] == [None, None]
@@ -317,6 +326,26 @@ def test_async_once_cancelled_run_is_rerun(counting_function):
             assert await client.once("a", counting_function("second")) == "second"
 
     asyncio.run(main())
+
+
+def test_async_once_keeps_failure_of_run_that_awaited_a_cancelled_task():
+    runs = []
+
+    async def work():
+        runs.append(1)
+        other = asyncio.ensure_future(asyncio.Event().wait())
+        other.cancel()
+        await other
+
+    async def main():
+        async with leasehold.AsyncClient("memory://") as client:
+            with pytest.raises(asyncio.CancelledError):
+                await client.once("a", work, on_failure="keep")
+            with pytest.raises(RunFailed, match="CancelledError"):
+                await client.once("a", work, on_failure="keep")
+
+    asyncio.run(main())
+    assert len(runs) == 1
 
 
 def test_async_once_lost_lease_cancels_the_run(counting_function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import UTC, datetime
 
@@ -26,7 +27,7 @@ def make_schedule(add_client, caplog):
         yield make
 
 
-def make_failing(error: Exception):
+def make_failing(error: BaseException):
     def fail():
         raise error
 
@@ -69,6 +70,14 @@ def test_run_failed_raised_by_job_is_logged(make_schedule, caplog):
     with caplog.at_level(logging.ERROR, "leasehold.schedule"):
         assert job.run_due(make_failing(RunFailed("mail", error="no paper"))) == [minute(10)]
     assert "no paper" in caplog.text
+
+
+def test_schedule_continues_after_job_whose_event_loop_was_cancelled(make_schedule):
+    job, clock = make_schedule()
+    assert job.run_due(make_failing(asyncio.CancelledError())) == [minute(10)]
+    assert job.run_due(lambda: None) == [], "the tick counts as run"
+    clock.at += 60
+    assert job.run_due(lambda: None) == [minute(11)]
 
 
 @pytest.mark.parametrize("missed", ["skip", "last", "all"])

@@ -162,17 +162,17 @@ class Once:
                 value = await maybe_await(value)
         except LeaseLost:
             raise  # not a failure of `fn`: the next holder takes over
-        except Exception as error:
-            await self._record_failure(
-                own_record, core.failed_run(run, error, self._options.on_failure == "keep"), error
-            )
+        except BaseException as error:
+            if isinstance(error, Exception) or self._core.runtime.is_stray_cancellation(error):
+                final = self._options.on_failure == "keep"
+                await self._record_failure(own_record, core.failed_run(run, error, final), error)
             raise
         try:
             result = core.json_round_trip(value, self._options.max_result)
-        except ConfigError as error:
+            await self._finish(own_record, run._replace(state="done", result=result))
+        except ConfigError as error:  # not JSON, or too large for `max_result` or for the store
             await self._record_failure(own_record, core.failed_run(run, error, final=True), error)
             raise
-        await self._finish(own_record, run._replace(state="done", result=result))
         self._emit("ran", run.token, since=began)
         return result
 
@@ -187,7 +187,7 @@ class Once:
             raise stale
         self._finished_run = run
 
-    async def _record_failure(self, own_record: Record, run: core.RunRecord, error: Exception) -> None:
+    async def _record_failure(self, own_record: Record, run: core.RunRecord, error: BaseException) -> None:
         """Record a failure. The caller gets the function's own error even if that fails."""
         try:
             await self._finish(own_record, run)

@@ -139,7 +139,9 @@ class BaseSchedule:
             once = Once(self._lock, self._records, f"{self.name}@{number}", options, _TICK_KIND)
             try:
                 await once.run(fn, (), {}, tick=tick)
-            except Exception as error:
+            except BaseException as error:
+                if not (isinstance(error, Exception) or runtime.is_stray_cancellation(error)):
+                    raise
                 if once.ran:
                     _log.exception("the tick %s of %s failed", tick.isoformat(), self.name)
                 elif isinstance(error, NotAcquired):
