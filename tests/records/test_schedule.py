@@ -219,6 +219,25 @@ def test_async_schedule_runs_stops_and_is_cancelled():
     asyncio.run(main())
 
 
+def test_stop_before_run_begins_is_not_forgotten():
+    async def main():
+        async with leasehold.AsyncClient("memory://") as client:
+            ran = []
+            job = client.schedule("job", 0.05, missed="all")
+
+            def work():
+                ran.append(job.stop())
+
+            task = asyncio.create_task(job.run(work))
+            job.stop()  # the task has not begun
+            await asyncio.wait_for(task, 30)
+            assert not ran
+            await asyncio.wait_for(job.run(work), 30)
+            assert ran == [None], "a later run must go on until the next stop"
+
+    asyncio.run(main())
+
+
 def test_async_schedule_continues_after_its_job_awaited_a_cancelled_task(caplog):
     """Else it would end for ever, and in a TaskGroup without an error."""
 
