@@ -187,7 +187,8 @@ class BaseSchedule:
         return self.ticks.time_of(number) - now <= _MAX_CLOCK_DIFFERENCE
 
     async def _mark_completed(self, number: int, now: float) -> None:
-        self._last_completed = number
+        if not self._records.in_caller_transaction:
+            self._last_completed = number
         if self.ticks.missed == "skip":
             return
         found = await self._records.read(self._record_key)
