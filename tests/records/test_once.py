@@ -153,6 +153,14 @@ def test_once_interrupted_run_expires_and_is_rerun(client, counting_function):
 # ------------------------------------------------------------------------- requests
 
 
+def test_once_loss_found_in_a_task_group_is_no_failure_of_the_run(client, counting_function):
+    work = counting_function(ExceptionGroup("of tasks", [LeaseLost("once:a"), ValueError()]), "done")
+    with pytest.raises(ExceptionGroup):
+        client.once("a", work, on_failure="keep")
+    assert client.outcome("a").state == "expired"
+    assert client.once("a", work, on_failure="keep") == "done"
+
+
 def test_once_with_other_request_for_same_key_raises_mismatch(client, counting_function):
     assert client.once("a", counting_function(1), request="sum 10") == 1
     assert client.once("a", counting_function(2), request="sum 10") == 1

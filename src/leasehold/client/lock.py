@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, 
 from leasehold.client.acquire import AcquireRequest, acquire
 from leasehold.client.decorator import FilledParameters, call_filled
 from leasehold.client.held_locks import CURRENT_LEASES, HeldLock
-from leasehold.client.lease import LOST, RELEASED, BaseLease
+from leasehold.client.lease import LOST, RELEASED, BaseLease, is_group_of_losses
 from leasehold.config import UNSET, Duration, LockOptions, Unset, check_required, check_wait
 from leasehold.core.names import check_name, make_claim_id
 from leasehold.core.timing import NEVER
@@ -306,7 +306,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
         if lease._final_state is RELEASED or (reason := lease.lost_reason) is None:
             return
         lost = LeaseLost(lease.name, reason=reason, token=lease._token)
-        if error is None or interrupted:
+        if error is None or interrupted or is_group_of_losses(error):
             raise lost from error
         if not isinstance(error, LeaseLost):
             error.add_note(str(lost))

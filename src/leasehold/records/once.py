@@ -163,6 +163,8 @@ class Once:
         except LeaseLost:
             raise  # not a failure of `fn`: the next holder takes over
         except BaseException as error:
+            if isinstance(error, BaseExceptionGroup) and error.subgroup(LeaseLost) is not None:
+                raise  # of a TaskGroup in `fn`
             if isinstance(error, Exception) or self._core.runtime.is_stray_cancellation(error):
                 final = self._options.on_failure == "keep"
                 await self._record_failure(own_record, core.failed_run(run, error, final), error)
