@@ -4,6 +4,8 @@ test_once_late.py."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import threading
 
 import pytest
@@ -134,6 +136,19 @@ def test_once_result_too_large_for_the_store_is_not_rerun(client, counting_funct
     with pytest.raises(RunFailed, match="8,000,000 bytes"):
         client.once("a", work, max_result=9_000_000)
     assert work.runs == 1
+
+
+def test_once_result_too_deep_for_its_record_is_not_rerun(client):
+    """A record is a few levels deeper than its result."""
+    limit = sys.getrecursionlimit()
+    for depth in range(limit - 150, limit):
+        runs, result = [], 0
+        for _ in range(depth):
+            result = [result]
+        for _ in range(2):
+            with contextlib.suppress(ConfigError, RecursionError, RunFailed):
+                client.once(f"a{depth}", lambda: runs.append(1) or result)  # noqa: B023
+        assert len(runs) == 1
 
 
 def test_once_with_max_result_zero_stores_no_result(client, counting_function):

@@ -172,7 +172,7 @@ class Once:
         try:
             result = core.json_round_trip(value, self._options.max_result)
             await self._finish(own_record, run._replace(state="done", result=result))
-        except ConfigError as error:  # not JSON, or too large for `max_result` or for the store
+        except (ConfigError, RecursionError) as error:  # not JSON, too large or too deep, perhaps only for the record
             await self._record_failure(own_record, core.failed_run(run, error, final=True), error)
             raise
         self._emit("ran", run.token, since=began)
