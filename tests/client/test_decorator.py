@@ -34,6 +34,22 @@ def test_blocking_client_refuses_coroutine_function(bench) -> None:
         bench.client().locked("a")(later)
 
 
+def test_blocking_client_refuses_coroutine_that_a_plain_function_returns() -> None:
+    async def later(_: object = None) -> None: ...
+
+    def plain(_: object = None) -> object:
+        return later()
+
+    with Client("memory://") as client:
+        for refuse in (client.locked("a")(plain), functools.partial(client.lock("a").call, plain)):
+            with pytest.raises(ConfigError, match="plain returned a coroutine"):
+                refuse()
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="plain returned a coroutine"):
+                client.once("a", plain, {"password": "secret"})
+        assert client.outcome("a").state == "failed"
+
+
 def test_generator_function_is_refused_as_it_would_run_unlocked() -> None:
     def rows():
         yield 1

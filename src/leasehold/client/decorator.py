@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from string import Formatter
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from leasehold.config import LockArguments
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from leasehold.client.lock import BaseLock
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 OnBusy: TypeAlias = Literal["wait", "raise", "skip"]
 _ON_BUSY: Final = ("wait", "raise", "skip")
@@ -65,6 +67,15 @@ def call_filled(
         else:
             all_kwargs[name] = values[name]
     return fn(*all_args, **all_kwargs)
+
+
+def refuse_coroutine(result: T, fn: Callable[..., Any]) -> T:
+    """In blocking mode: the result of `fn`, unless its work is still to be done, without the lock. `fn` may be no
+    coroutine function itself, but return what one does."""
+    if isinstance(result, CoroutineType):
+        result.close()
+        raise ConfigError(f"{_qualified_name(fn)} returned a coroutine: use the asyncio API, such as AsyncClient")
+    return result
 
 
 class LockedFunction:

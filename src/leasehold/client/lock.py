@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from leasehold.client.acquire import AcquireRequest, acquire
-from leasehold.client.decorator import FilledParameters, call_filled
+from leasehold.client.decorator import FilledParameters, call_filled, refuse_coroutine
 from leasehold.client.held_locks import CURRENT_LEASES, HeldLock
 from leasehold.client.lease import LOST, RELEASED, BaseLease, is_group_of_losses
 from leasehold.config import UNSET, Duration, LockOptions, Unset, check_required, check_wait
@@ -333,7 +333,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
     ) -> Any:
         async def work(lease: L) -> Any:
             result = call_filled(fn, args, kwargs, filled, {"lease": lease}) if filled else fn(*args, **kwargs)
-            return result if self._core.runtime.blocking else await maybe_await(result)
+            return refuse_coroutine(result, fn) if self._core.runtime.blocking else await maybe_await(result)
 
         return await self._run_locked(work)
 

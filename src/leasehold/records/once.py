@@ -14,11 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from leasehold.client.base import BaseClient
-from leasehold.client.decorator import accepted_parameters, call_filled
+from leasehold.client.decorator import accepted_parameters, call_filled, refuse_coroutine
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import BaseLock
 from leasehold.config import DAY, MAX_RESULT, Duration, check_seconds
@@ -110,7 +109,12 @@ class Once:
                 assert self._finished_run is not None  # noqa: S101  # for the type checker
                 return self._replay(self._finished_run)
             available = {"lease": lease, **offered}
-            return await self._execute(partial(call_filled, fn, args, kwargs, accepted, available), *started)
+
+            def call() -> Any:
+                value = call_filled(fn, args, kwargs, accepted, available)
+                return refuse_coroutine(value, fn) if self._core.runtime.blocking else value
+
+            return await self._execute(call, *started)
 
         try:
             return await self._lock._run_locked(work)
