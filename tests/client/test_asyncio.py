@@ -98,6 +98,35 @@ def test_body_error_is_kept_with_note_when_lease_is_lost() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("kind", ["lock", "multilock"])
+def test_loss_found_in_a_task_group_raises_lease_lost(kind: str) -> None:
+    async def work(lease: Any) -> None:
+        while True:
+            lease.check()
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with AsyncClient("memory://tasks") as client, AsyncClient("memory://tasks") as operator:
+            lock = client.lock("a") if kind == "lock" else client.multilock(["a"])
+            with pytest.raises(LeaseLost):
+                async with lock as lease, asyncio.TaskGroup() as tasks:
+                    tasks.create_task(work(lease))
+                    [holding] = await operator.inspect("a")
+                    await operator.break_lock("a", token=holding.token or 0)
+            with pytest.raises(ExceptionGroup) as mixed:
+                async with lock as lease:
+                    [holding] = await operator.inspect("a")
+                    await operator.break_lock("a", token=holding.token or 0)
+                    try:
+                        await asyncio.sleep(60)
+                    except asyncio.CancelledError:
+                        raise ExceptionGroup("of tasks", [LeaseLost("a"), ValueError("no paper")]) from None
+            assert "lost" in mixed.value.__notes__[0]
+            await asyncio.sleep(0)  # would raise if a cancellation were still pending
+
+    run(main)
+
+
 def test_external_cancellation_propagates_when_lease_is_also_lost() -> None:
     async def main() -> None:
         async with AsyncClient("memory://") as client:

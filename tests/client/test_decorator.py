@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import get_type_hints
 
@@ -31,6 +32,45 @@ def test_blocking_client_refuses_coroutine_function(bench) -> None:
         bench.client().lock("a").call(later)
     with pytest.raises(ConfigError, match="AsyncClient"):
         bench.client().locked("a")(later)
+
+
+def test_blocking_client_refuses_coroutine_that_a_plain_function_returns() -> None:
+    async def later(_: object = None) -> None: ...
+
+    def plain(_: object = None) -> object:
+        return later()
+
+    with Client("memory://") as client:
+        for refuse in (client.locked("a")(plain), functools.partial(client.lock("a").call, plain)):
+            with pytest.raises(ConfigError, match="plain returned a coroutine"):
+                refuse()
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="plain returned a coroutine"):
+                client.once("a", plain, {"password": "secret"})
+        assert client.outcome("a").state == "failed"
+
+
+def test_generator_function_is_refused_as_it_would_run_unlocked() -> None:
+    def rows():
+        yield 1
+
+    async def async_rows():
+        yield 1
+
+    client, async_client = Client("memory://"), AsyncClient("memory://")
+    for refuse in (
+        client.locked("a"),
+        client.once_per("a"),
+        async_client.locked("a"),
+        async_client.once_per("a"),
+        client.lock("a").call,
+        functools.partial(client.once, "a"),
+    ):
+        for function in (rows, async_rows, functools.partial(rows)):
+            with pytest.raises(ConfigError, match="generator"):
+                refuse(function)
+    assert client.outcome("a") is None
+    client.close()
 
 
 def test_decorator_formats_name_from_arguments(bench) -> None:

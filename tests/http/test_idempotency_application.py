@@ -52,6 +52,16 @@ def test_answer_that_is_too_large_to_be_stored_is_not_kept_in_memory(http):
     assert most_kept[0] <= 5000
 
 
+def test_request_is_not_repeated_if_its_answer_does_not_fit_a_record(http):
+    async def work(app, shop):
+        answers = [await http.post(app) for _ in range(2)]
+        assert [status for status, *_ in answers] == [201, 409]
+        assert b"too large to be stored" in answers[1][2]
+        assert len(shop.orders) == 1
+
+    http.served(work, http.Shop(body=b"x" * 6_100_000), max_answer=7_000_000)
+
+
 def test_request_is_not_repeated_if_sender_hung_up_in_a_large_answer(http):
     sent = []
     app, call, runs, _ = download(sent, hang_up_after=20)

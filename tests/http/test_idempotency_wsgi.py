@@ -77,6 +77,16 @@ def test_repeated_request_gets_the_first_answer(client) -> None:
     assert post(app, HTTP_AUTHORIZATION="another user")[2] == b"order 3"
 
 
+def test_keys_of_users_whom_the_server_authenticated_are_separate(client) -> None:
+    """Such a server may keep the Authorization header back, as mod_wsgi does."""
+    shop = Shop()
+    app = IdempotencyKey(shop, client)
+    answers = [post(app, REMOTE_USER=user)[2] for user in ("alice", "bob", "alice")]
+    assert answers == [b"order 1", b"order 2", b"order 1"]
+    assert post(app)[2] == b"order 3"
+    assert post(app, REMOTE_USER="alice", HTTP_AUTHORIZATION="Bearer x")[2] == b"order 4"
+
+
 def test_requests_without_key_or_with_other_methods_pass_through(client) -> None:
     shop = Shop()
     app = IdempotencyKey(shop, client)

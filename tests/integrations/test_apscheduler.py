@@ -96,6 +96,16 @@ def test_job_without_an_id_is_refused(two, caplog):
     assert two.runs == []
 
 
+def test_job_with_jitter_is_refused(two, caplog):
+    """Each process would have ticks of its own, and run all of them."""
+    options = {"id": "job", "jitter": 1, "next_run_time": datetime.now(UTC)}
+    two.add_job(lambda: two.runs.append("ran"), "cron", year=2099, **options)
+    for scheduler in two.schedulers:
+        scheduler.start()
+    poll_until(lambda: sum("has a jitter=" in str(record.exc_info) for record in caplog.records) == 2, 60)
+    assert two.runs == []
+
+
 def test_async_schedulers_run_each_tick_once(tmp_path):
     runs: list[str] = []
 

@@ -4,6 +4,8 @@ test_once_late.py."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import threading
 
 import pytest
@@ -127,6 +129,28 @@ def test_once_unstorable_result_fails_and_is_not_rerun(client, result, complaint
     assert work.runs == 1
 
 
+def test_once_result_too_large_for_the_store_is_not_rerun(client, counting_function):
+    work = counting_function("x" * 8_000_000)
+    with pytest.raises(ConfigError, match="8,000,000 bytes"):
+        client.once("a", work, max_result=9_000_000)
+    with pytest.raises(RunFailed, match="8,000,000 bytes"):
+        client.once("a", work, max_result=9_000_000)
+    assert work.runs == 1
+
+
+def test_once_result_too_deep_for_its_record_is_not_rerun(client):
+    """A record is a few levels deeper than its result."""
+    limit = sys.getrecursionlimit()
+    for depth in range(limit - 150, limit):
+        runs, result = [], 0
+        for _ in range(depth):
+            result = [result]
+        for _ in range(2):
+            with contextlib.suppress(ConfigError, RecursionError, RunFailed):
+                client.once(f"a{depth}", lambda: runs.append(1) or result)  # noqa: B023
+        assert len(runs) == 1
+
+
 def test_once_with_max_result_zero_stores_no_result(client, counting_function):
     work = counting_function(object())
     assert [client.once("a", work, max_result=0) for _ in range(2)] == [None, None]
@@ -142,6 +166,14 @@ def test_once_interrupted_run_expires_and_is_rerun(client, counting_function):
 
 
 # ------------------------------------------------------------------------- requests
+
+
+def test_once_loss_found_in_a_task_group_is_no_failure_of_the_run(client, counting_function):
+    work = counting_function(ExceptionGroup("of tasks", [LeaseLost("once:a"), ValueError()]), "done")
+    with pytest.raises(ExceptionGroup):
+        client.once("a", work, on_failure="keep")
+    assert client.outcome("a").state == "expired"
+    assert client.once("a", work, on_failure="keep") == "done"
 
 
 def test_once_with_other_request_for_same_key_raises_mismatch(client, counting_function):
@@ -317,6 +349,26 @@ def test_async_once_cancelled_run_is_rerun(counting_function):
             assert await client.once("a", counting_function("second")) == "second"
 
     asyncio.run(main())
+
+
+def test_async_once_keeps_failure_of_run_that_awaited_a_cancelled_task():
+    runs = []
+
+    async def work():
+        runs.append(1)
+        other = asyncio.ensure_future(asyncio.Event().wait())
+        other.cancel()
+        await other
+
+    async def main():
+        async with leasehold.AsyncClient("memory://") as client:
+            with pytest.raises(asyncio.CancelledError):
+                await client.once("a", work, on_failure="keep")
+            with pytest.raises(RunFailed, match="CancelledError"):
+                await client.once("a", work, on_failure="keep")
+
+    asyncio.run(main())
+    assert len(runs) == 1
 
 
 def test_async_once_lost_lease_cancels_the_run(counting_function):

@@ -219,6 +219,49 @@ def test_async_schedule_runs_stops_and_is_cancelled():
     asyncio.run(main())
 
 
+def test_stop_before_run_begins_is_not_forgotten():
+    async def main():
+        async with leasehold.AsyncClient("memory://") as client:
+            ran = []
+            job = client.schedule("job", 0.05, missed="all")
+
+            def work():
+                ran.append(job.stop())
+
+            task = asyncio.create_task(job.run(work))
+            job.stop()  # the task has not begun
+            await asyncio.wait_for(task, 30)
+            assert not ran
+            await asyncio.wait_for(job.run(work), 30)
+            assert ran == [None], "a later run must go on until the next stop"
+
+    asyncio.run(main())
+
+
+def test_async_schedule_continues_after_its_job_awaited_a_cancelled_task(caplog):
+    """Else it would end for ever, and in a TaskGroup without an error."""
+
+    async def main():
+        async with leasehold.AsyncClient("memory://") as client:
+            ran = []
+            job = client.schedule("job", 0.05, missed="all")
+
+            async def work(tick):
+                ran.append(tick)
+                if len(ran) == 2:
+                    job.stop()
+                    return
+                other = asyncio.ensure_future(asyncio.Event().wait())
+                other.cancel()
+                await other
+
+            await asyncio.wait_for(job.run(work), 30)
+            assert len(set(ran)) == 2
+
+    with caplog.at_level(logging.CRITICAL, "leasehold.schedule"):
+        asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     "wrong", [{"every": 0}, {"every": 60, "missed": "some"}, {"every": 60, "most": 0}, {"every": 60, "late": 0}]
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 
 import pytest
 
-from leasehold import LeaseLost, RunFailed
+from leasehold import LeaseLost, RunFailed, stores
 
 HOUR = 3600.0
 
@@ -26,7 +29,7 @@ def make_schedule(add_client, caplog):
         yield make
 
 
-def make_failing(error: Exception):
+def make_failing(error: BaseException):
     def fail():
         raise error
 
@@ -69,6 +72,28 @@ def test_run_failed_raised_by_job_is_logged(make_schedule, caplog):
     with caplog.at_level(logging.ERROR, "leasehold.schedule"):
         assert job.run_due(make_failing(RunFailed("mail", error="no paper"))) == [minute(10)]
     assert "no paper" in caplog.text
+
+
+def test_schedule_continues_after_job_whose_event_loop_was_cancelled(make_schedule):
+    job, clock = make_schedule()
+    assert job.run_due(make_failing(asyncio.CancelledError())) == [minute(10)]
+    assert job.run_due(lambda: None) == [], "the tick counts as run"
+    clock.at += 60
+    assert job.run_due(lambda: None) == [minute(11)]
+
+
+@pytest.mark.parametrize("missed", ["skip", "last", "all"])
+def test_tick_is_rerun_after_its_transaction_was_rolled_back(add_client, missed):
+    client, _, _ = add_client(600.0)
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(stores.schema("sqlite"))
+        job = client.schedule("job", 60, missed=missed, store=stores.within(database))
+        for end in (database.rollback, database.commit):
+            database.execute("begin")
+            assert job.run_due(lambda: None) == [minute(10)]
+            end()
+        database.execute("begin")
+        assert job.run_due(lambda: None) == []
 
 
 @pytest.mark.parametrize("missed", ["skip", "last", "all"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from string import Formatter
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from leasehold.config import LockArguments
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from leasehold.client.lock import BaseLock
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 OnBusy: TypeAlias = Literal["wait", "raise", "skip"]
 _ON_BUSY: Final = ("wait", "raise", "skip")
@@ -26,9 +28,15 @@ FilledParameters: TypeAlias = Mapping[str, int]
 
 
 def accepted_parameters(fn: Callable[..., Any], blocking: bool, *names: str) -> FilledParameters:
-    """Those of `names` that are parameters of `fn`. Blocking mode, which cannot await, refuses a coroutine function."""
-    from inspect import iscoroutinefunction, signature  # only here: it would slow `import leasehold` down
+    """Those of `names` that are parameters of `fn`. Refuses a generator function, whose body runs after the call, and
+    in blocking mode, which cannot await, a coroutine function."""
+    from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature  # only here: slow
 
+    if isgeneratorfunction(fn) or isasyncgenfunction(fn):
+        raise ConfigError(
+            f"{_qualified_name(fn)} is a generator function: its body runs after the call has returned, and so "
+            "unprotected. Acquire the lock in its body"
+        )
     if blocking and iscoroutinefunction(fn):
         raise ConfigError(f"{_qualified_name(fn)} is a coroutine function: use the asyncio API, such as AsyncClient")
     try:
@@ -59,6 +67,15 @@ def call_filled(
         else:
             all_kwargs[name] = values[name]
     return fn(*all_args, **all_kwargs)
+
+
+def refuse_coroutine(result: T, fn: Callable[..., Any]) -> T:
+    """In blocking mode: the result of `fn`, unless its work is still to be done, without the lock. `fn` may be no
+    coroutine function itself, but return what one does."""
+    if isinstance(result, CoroutineType):
+        result.close()
+        raise ConfigError(f"{_qualified_name(fn)} returned a coroutine: use the asyncio API, such as AsyncClient")
+    return result
 
 
 class LockedFunction:

@@ -664,6 +664,11 @@ class BaseLease:
 LeaseRef = weakref.ref[BaseLease]
 
 
+def is_group_of_losses(error: BaseException | None) -> bool:
+    """Whether it is what a TaskGroup raises if nothing but `check()` failed in its tasks."""
+    return isinstance(error, BaseExceptionGroup) and error.split(LeaseLost)[1] is None
+
+
 async def wait_lost(
     leases: Sequence[BaseLease], seconds: Duration | None, should_stop: Callable[[], bool] = lambda: False
 ) -> bool:

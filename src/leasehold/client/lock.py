@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 from leasehold.client.acquire import AcquireRequest, acquire
-from leasehold.client.decorator import FilledParameters, call_filled
+from leasehold.client.decorator import FilledParameters, call_filled, refuse_coroutine
 from leasehold.client.held_locks import CURRENT_LEASES, HeldLock
-from leasehold.client.lease import LOST, RELEASED, BaseLease
+from leasehold.client.lease import LOST, RELEASED, BaseLease, is_group_of_losses
 from leasehold.config import UNSET, Duration, LockOptions, Unset, check_required, check_wait
 from leasehold.core.names import check_name, make_claim_id
 from leasehold.core.timing import NEVER
@@ -306,7 +306,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
         if lease._final_state is RELEASED or (reason := lease.lost_reason) is None:
             return
         lost = LeaseLost(lease.name, reason=reason, token=lease._token)
-        if error is None or interrupted:
+        if error is None or interrupted or is_group_of_losses(error):
             raise lost from error
         if not isinstance(error, LeaseLost):
             error.add_note(str(lost))
@@ -333,7 +333,7 @@ class BaseLock(LeaseAttributes, Generic[L]):
     ) -> Any:
         async def work(lease: L) -> Any:
             result = call_filled(fn, args, kwargs, filled, {"lease": lease}) if filled else fn(*args, **kwargs)
-            return result if self._core.runtime.blocking else await maybe_await(result)
+            return refuse_coroutine(result, fn) if self._core.runtime.blocking else await maybe_await(result)
 
         return await self._run_locked(work)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from leasehold.client.any_of import BaseAnyOf
 from leasehold.client.held_locks import CURRENT_LEASES, HeldLock
-from leasehold.client.lease import BY_LOCAL_CLOCK, BaseLease, wait_lost
+from leasehold.client.lease import BY_LOCAL_CLOCK, BaseLease, is_group_of_losses, wait_lost
 from leasehold.client.lock import BaseLock, LeaseAttributes
 from leasehold.config import UNSET, Duration, Unset, check_wait
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired
@@ -260,7 +260,7 @@ class BaseMultiLock(LeaseAttributes, Generic[L, S]):
         lost = lost or _first_lost([lease for lease in leases if lease.lost_reason not in BY_LOCAL_CLOCK])
         if lost is None:
             return
-        if error is None or interrupted:
+        if error is None or interrupted or is_group_of_losses(error):
             raise lost from error
         if not isinstance(error, LeaseLost):
             error.add_note(str(lost))

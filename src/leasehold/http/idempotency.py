@@ -80,7 +80,8 @@ class IdempotencyKey:
     keep         seconds a response is stored
     required     respond with 400 to such a request without the header
     who          function from the scope to a text that identifies the sender: keys of different senders are separate.
-                 The default is the Authorization header; if you have session cookies, pass your own function
+                 The default is the Authorization header, under WSGI with the user whom the server has authenticated
+                 (REMOTE_USER); if you have session cookies, pass your own function
     max_body     maximum bytes of a request body; a larger one gets 413
     max_answer   maximum bytes of a response body that is stored; a larger one is sent as it comes, and a repetition
                  gets 409
@@ -118,11 +119,14 @@ class IdempotencyKey:
         seconds = check_seconds("retry_after", retry_after)
         self._app, self._client = app, client
         self._methods = frozenset(method.upper() for method in methods)
-        self._required, self._who = required, who or _authorization
+        self._required, self._who = required, who or self._default_who
         self._max_body, self._max_answer = max_body, max_answer
         self._retry_after_header = ("Retry-After", str(max(1, round(seconds))))
         self._ttl, self._store = ttl, store
         self._options = OnceOptions(check_keep(keep), max_result=max_answer * 4 // 3 + _HEADER_ALLOWANCE)
+
+    def _default_who(self, scope: Scope) -> str:
+        return _header_value(scope, b"authorization").decode("latin-1")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._passes(scope):
@@ -319,10 +323,6 @@ def _request_hash(scope: Scope, body: bytes) -> str:
 
 def _header_value(scope: Scope, wanted: bytes) -> bytes:
     return b"\n".join(header_values(scope, wanted))
-
-
-def _authorization(scope: Scope) -> str:
-    return _header_value(scope, b"authorization").decode("latin-1")
 
 
 def _hash(*parts: bytes) -> str:

@@ -32,6 +32,11 @@ class WSGIIdempotencyKey(IdempotencyKey):
         super().__init__(_as_asgi(app), client, **options)  # type: ignore[arg-type]  # checked against _client_type
         self._wsgi_app = app
 
+    def _default_who(self, scope: Scope) -> str:
+        """With the user whom the server has authenticated: such a server may keep the Authorization header back."""
+        user = scope[_ENVIRON].get("REMOTE_USER")
+        return f"{user}\n{super()._default_who(scope)}" if user else super()._default_who(scope)
+
     def __call__(  # type: ignore[override]  # another protocol
         self, environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:

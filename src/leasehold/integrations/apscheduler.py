@@ -59,6 +59,8 @@ class _PerTick(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
         store = self._scheduler._lookup_jobstore(job._jobstore_alias)
         if isinstance(store, MemoryJobStore) and _RANDOM_ID.fullmatch(job.id):
             raise ConfigError(f"the job {job.name} needs an id= that is the same in every process, and did not run")
+        if isinstance(store, MemoryJobStore) and getattr(job.trigger, "jitter", None):
+            raise ConfigError(f"the job {job.name} has a jitter=, so each process has times of its own; it did not run")
         for run_time in run_times:
             super()._do_submit_job(_Tick(job, run_time, self._call), [run_time])
         self._instances[job.id] += len(run_times) - 1  # the caller counts one, and each is counted off when it ends

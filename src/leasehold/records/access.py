@@ -30,11 +30,16 @@ class RecordAccess:
         return f"{kind}:{encode(self.core.options.namespace)}:{encode(name)}"
 
     @property
+    def in_caller_transaction(self) -> bool:
+        """Whether the caller may still undo what is written here, by a rollback."""
+        return bool(getattr(self.store, "in_caller_transaction", False))
+
+    @property
     def may_read_before_lock(self) -> bool:
         """Whether the record may be read before the key's lock is held. Inside the caller's transaction it may not: the
         read would take the snapshot and lock the row, and the caller might then wait for a holder that needs the row.
         """
-        return not getattr(self.store, "in_caller_transaction", False)
+        return not self.in_caller_transaction
 
     async def read(self, key: str) -> Record | None:
         """Read the record. Retried once, because the connection may have been stale."""

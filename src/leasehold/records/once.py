@@ -14,11 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from leasehold.client.base import BaseClient
-from leasehold.client.decorator import accepted_parameters, call_filled
+from leasehold.client.decorator import accepted_parameters, call_filled, refuse_coroutine
 from leasehold.client.lease import BaseLease
 from leasehold.client.lock import BaseLock
 from leasehold.config import DAY, MAX_RESULT, Duration, check_seconds
@@ -110,7 +109,12 @@ class Once:
                 assert self._finished_run is not None  # noqa: S101  # for the type checker
                 return self._replay(self._finished_run)
             available = {"lease": lease, **offered}
-            return await self._execute(partial(call_filled, fn, args, kwargs, accepted, available), *started)
+
+            def call() -> Any:
+                value = call_filled(fn, args, kwargs, accepted, available)
+                return refuse_coroutine(value, fn) if self._core.runtime.blocking else value
+
+            return await self._execute(call, *started)
 
         try:
             return await self._lock._run_locked(work)
@@ -162,17 +166,19 @@ class Once:
                 value = await maybe_await(value)
         except LeaseLost:
             raise  # not a failure of `fn`: the next holder takes over
-        except Exception as error:
-            await self._record_failure(
-                own_record, core.failed_run(run, error, self._options.on_failure == "keep"), error
-            )
+        except BaseException as error:
+            if isinstance(error, BaseExceptionGroup) and error.subgroup(LeaseLost) is not None:
+                raise  # of a TaskGroup in `fn`
+            if isinstance(error, Exception) or self._core.runtime.is_stray_cancellation(error):
+                final = self._options.on_failure == "keep"
+                await self._record_failure(own_record, core.failed_run(run, error, final), error)
             raise
         try:
             result = core.json_round_trip(value, self._options.max_result)
-        except ConfigError as error:
+            await self._finish(own_record, run._replace(state="done", result=result))
+        except (ConfigError, RecursionError) as error:  # not JSON, too large or too deep, perhaps only for the record
             await self._record_failure(own_record, core.failed_run(run, error, final=True), error)
             raise
-        await self._finish(own_record, run._replace(state="done", result=result))
         self._emit("ran", run.token, since=began)
         return result
 
@@ -187,7 +193,7 @@ class Once:
             raise stale
         self._finished_run = run
 
-    async def _record_failure(self, own_record: Record, run: core.RunRecord, error: Exception) -> None:
+    async def _record_failure(self, own_record: Record, run: core.RunRecord, error: BaseException) -> None:
         """Record a failure. The caller gets the function's own error even if that fails."""
         try:
             await self._finish(own_record, run)

@@ -78,21 +78,24 @@ class BaseSchedule:
         self._options = OnceOptions(on_failure=on_failure, max_result=0)
         self._record_key = records.key(KIND, name)
         self._last_completed = -1  # the last tick that this process knows to be completed
-        self._stopped = False
+        self._stopped = self._stop_seen = False
         self._signal: Signal | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} {self.ticks}>"
 
     def stop(self) -> None:
-        """Make `run` return when its current tick is done. May be called from any thread."""
+        """Make `run` return when its current tick is done; at once if it has not begun. May be called from any
+        thread."""
         self._stopped = True
         if self._signal is not None:
             self._signal.set()
 
     async def _run(self, fn: Callable[..., Any]) -> None:
         runtime = self._records.core.runtime
-        self._signal, self._stopped = runtime.signal(), False
+        self._signal = runtime.signal()
+        if self._stop_seen:  # a stop that no `run` has seen is meant for this one: it came before its thread or task
+            self._stopped = self._stop_seen = False
         while not self._stopped:
             try:
                 _, retry_soon = await self._run_due(fn)
@@ -106,6 +109,7 @@ class BaseSchedule:
                 seconds = min(seconds, (next_time - self.ticks.time_of(self.ticks.current_number(now))) / 4)
             # Never sleep for long: the wall clock may be set meanwhile, and sleeps do not count suspend.
             await self._signal.wait(min(seconds, timing.MAX_SLEEP))
+        self._stop_seen = True
 
     async def _run_due(self, fn: Callable[..., Any]) -> tuple[list[datetime], bool]:
         """Run the ticks that are due. Returns those that ran here, and whether to check again before the next one."""
@@ -139,7 +143,9 @@ class BaseSchedule:
             once = Once(self._lock, self._records, f"{self.name}@{number}", options, _TICK_KIND)
             try:
                 await once.run(fn, (), {}, tick=tick)
-            except Exception as error:
+            except BaseException as error:
+                if not (isinstance(error, Exception) or runtime.is_stray_cancellation(error)):
+                    raise
                 if once.ran:
                     _log.exception("the tick %s of %s failed", tick.isoformat(), self.name)
                 elif isinstance(error, NotAcquired):
@@ -181,7 +187,8 @@ class BaseSchedule:
         return self.ticks.time_of(number) - now <= _MAX_CLOCK_DIFFERENCE
 
     async def _mark_completed(self, number: int, now: float) -> None:
-        self._last_completed = number
+        if not self._records.in_caller_transaction:
+            self._last_completed = number
         if self.ticks.missed == "skip":
             return
         found = await self._records.read(self._record_key)

@@ -110,6 +110,9 @@ class Runtime(Protocol):
     def interrupt(self) -> Interrupt | None:
         """An interrupt for the running task; None if this runtime cannot interrupt a body from outside."""
 
+    def is_stray_cancellation(self, error: BaseException) -> bool:
+        """Whether it is asyncio's cancellation, but not of the running task: its code awaited what was cancelled."""
+
     def exit_on_signal(self, number: int, at_exit: Callable[[], object]) -> None:
         """When this signal arrives, end the program as `sys.exit(128 + number)` does. `at_exit` is called at the end in
         blocking mode; under asyncio all tasks are cancelled. Raises ConfigError if a handler cannot be set here."""

@@ -177,6 +177,10 @@ class Loop:
         task = self._task()
         return None if task is None else TaskInterrupt(task, task.get_loop())
 
+    def is_stray_cancellation(self, error: BaseException) -> bool:
+        task = self._task()
+        return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+
     def exit_on_signal(self, number: int, at_exit: Callable[[], object]) -> None:
         loop = asyncio.get_running_loop()
 

@@ -175,6 +175,10 @@ class Process:
         task = self.simulator.current_task
         return None if task is None else SimulatedInterrupt(task)
 
+    def is_stray_cancellation(self, error: BaseException) -> bool:
+        task = self.simulator.current_task
+        return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+
     def exit_on_signal(self, number: int, at_exit: Callable[[], object]) -> None:
         raise NotImplementedError("a simulated process gets no signals")
 

@@ -150,6 +150,9 @@ class Threads:
     def interrupt(self) -> None:
         return None  # a thread cannot be interrupted from outside: its code calls check()
 
+    def is_stray_cancellation(self, error: BaseException) -> bool:
+        return isinstance(error, getattr(sys.modules.get("asyncio"), "CancelledError", ()))  # a thread has no other
+
     def exit_on_signal(self, number: int, at_exit: Callable[[], object]) -> None:
         def end_program(*_: object) -> None:
             signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the release

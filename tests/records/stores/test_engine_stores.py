@@ -354,3 +354,11 @@ def test_sweep_does_not_delete_a_record_that_was_replaced(zookeeper_runner, key,
 def test_zookeeper_record_that_is_too_large_is_refused_at_once(zookeeper_runner, key):
     with pytest.raises(ConfigError, match="1,000,000 bytes"):
         run_sync(zookeeper_runner.write(key, record(b"x" * 1_000_001)))
+
+
+@pytest.mark.parametrize("size", [1_600_000, 2_500_000])
+def test_etcd_record_that_is_too_large_is_refused(url_of, open_runner, key, size):
+    """Beyond the second size the server refuses the message before it reads the request."""
+    runner = open_runner(url_of("etcd"))
+    with pytest.raises(ConfigError, match=r"larger than max|too large"):
+        run_sync(runner.write(key, record(b"x" * size)))

@@ -488,6 +488,8 @@ def _to_error(status: GrpcStatus) -> Exception:
         return AccessDenied(f"etcd does not permit the user in the URL to do this: {text}")
     if status.code in (_INVALID_ARGUMENT, UNAUTHENTICATED):
         return ConfigError(f"etcd rejected the user, the password or the request: {text}")
+    if "larger than max" in text:
+        return ConfigError(f"etcd does not accept requests of this size (--max-request-bytes): {text}")
     if "space exceeded" in text:
         return NoSpace(f"etcd accepts no writes until its NOSPACE alarm is disarmed: {text}", engine="etcd")
     return Unavailable(f"etcd reported an error: {text}", engine="etcd")
