@@ -235,8 +235,8 @@ async def make_list(size: int, make: Callable[[], T]) -> T:
 
 class Bodies:
     """The bytes of all bodies that are in memory: many callers with a large body each must not use it up. One caller,
-    and several that belong together, must leave room for the renewals of others: each has some room of its own, also
-    one whose first request shows no key yet."""
+    and several that belong together, must leave room for the renewals of others: each has some room of its own.
+    Requests without a key have theirs together."""
 
     def __init__(
         self,
