@@ -176,14 +176,14 @@ class Limits:
         if not self._under_way[who]:
             del self._under_way[who]
 
-    async def begin(self, caller: Caller) -> None:
+    async def begin(self, caller: Caller, seconds: float | None = None) -> None:
         """Wait until a request of this caller may begin: like a batch of one call, behind those that came before it, so
-        that a release does not overtake an attempt (E6)."""
+        that a release does not overtake an attempt (E6). Raises TooMany if it does not begin in time."""
         who = caller.who
         if who not in self._batches and self._begun.get(who, 0) < MAX_BEGUN:
             self._count_begun(who, 1)
             return
-        async with self.batch(caller, None) as begin:
+        async with self.batch(caller, seconds) as begin:
             await begin(1)
 
     def _count_begun(self, who: str, claims: int) -> None:
