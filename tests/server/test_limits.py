@@ -42,6 +42,24 @@ def test_attempts_are_refused_first_and_renewals_never(under_way, refused):
     assert limits.calls == under_way
 
 
+def test_renewals_of_one_key_do_not_have_the_attempts_of_others_refused():
+    """Any key could keep all others from new locks, and from releases, with renewals of leases that it did not have."""
+    limits = Limits(LimitSettings(calls=10, calls_per_key=5))
+    renewals = [limits.call(WEB, "renew") for _ in range(1000)]
+    limits.call(CRON, "release").end()
+    attempts = [limits.call(CRON, "attempt") for _ in range(3)]
+    with pytest.raises(ServerOverloaded):
+        limits.call(CRON, "attempt")
+    for each in renewals[:996]:
+        each.end()
+    attempts.append(limits.call(CRON, "attempt"))
+    with pytest.raises(ServerOverloaded):
+        limits.call(CRON, "attempt")
+    for each in (*renewals, *attempts):
+        each.end()
+    assert (limits.calls, probe_server.shared_calls(limits)) == (0, (0, {}))
+
+
 def test_one_call_is_admitted_when_the_limit_is_one():
     limits = Limits(LimitSettings(calls=1))
     with limits.call(WEB, "attempt"), pytest.raises(ServerOverloaded):

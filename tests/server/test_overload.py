@@ -52,6 +52,9 @@ class Server:
         self.app.authenticator = Authenticator(path)
         return made
 
+    def caller(self, key):
+        return self.app.authenticator.find(b"Bearer " + key.encode(), ())
+
     async def post_with_key(self, key, path, body, *more_headers):
         async def read_body():
             return json.dumps(body).encode()
@@ -481,6 +484,34 @@ def test_calls_that_cannot_begin_in_time_are_refused_one_by_one(tmp_path):
             assert [each["problem"]["status"] for each in answers[full:]] == [429, 429]
             assert answers[-1]["problem"]["done"] is False
             assert json.loads((await server.post_with_key(key, "/v1/calls", [{"do": "ping"}] * 2)).body)[0]["value"]
+
+    asyncio.run(main())
+
+
+def test_attempt_that_cannot_begin_in_time_is_not_made(tmp_path):
+    """Its sender has given up, and may have released it at another server: the lock would be taken until its ttl is
+    over."""
+
+    async def main():
+        async with Server() as server:
+            key, _ = server.add_keys(tmp_path / "keys.toml")
+            answering = asyncio.Event()
+
+            async def ping_later(_deadline):
+                await answering.wait()
+
+            server.service.engine.ping = ping_later
+            batch = [{"do": "ping"}] * 10
+            server.limits.begun(server.caller(key), MAX_UNDER_WAY - 1)
+            sent = asyncio.create_task(server.post_with_key(key, "/v1/calls", batch, (b"leasehold-within", b"60")))
+            attempt = [{"do": "attempt", "claim": claim("a/1")}]
+            late = asyncio.create_task(server.post_with_key(key, "/v1/calls", attempt, (b"leasehold-within", b"0.1")))
+            await asyncio.wait({late}, timeout=SECONDS)
+            answering.set()
+            server.limits.ended(server.caller(key), MAX_UNDER_WAY - 1)
+            assert (await late).status == 429
+            assert (await sent).status == 200
+            assert not await server.service.inspect("", "a/1", True, server.service.runtime.now() + 60)
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from leasehold.server.auth import Caller
 from leasehold.server.protocol import LINGER, MAX_HEADERS, MAX_PIPELINED, Bodies, Rules
 from leasehold.server.settings import TLSFiles, read
 from leasehold.server.tls import Certificates
@@ -154,6 +155,32 @@ def test_bodies_of_all_callers_together_are_limited():
         poll(lambda: app.server.server_state.connections)
     rules = app.server.config.http_protocol_class.keywords["rules"]
     poll(lambda: rules.bodies.bytes == 0)
+
+
+def test_first_body_on_a_connection_counts_for_its_caller():
+    """Callers without a key shared their room with the first request of everybody: hosts without a key that used it up
+    had the renewals of all callers on new connections refused. And one key could send more than its share."""
+
+    def find_caller(authorization, names):
+        return Caller(authorization.decode(), ()) if authorization else None
+
+    def send(connection, authorization=b""):
+        head = b"POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\nConnection: close\r\n"
+        connection.sendall(head + authorization + b"\r\n" + b"x" * 60_000)
+
+    bodies = Bodies(10**9, 100_000, 0)
+    with serving(bodies=bodies, find_caller=find_caller) as app, contextlib.ExitStack() as stack:
+        answered = []
+        for number, authorization in enumerate((b"", b"Authorization: web\r\n"), 1):
+            answered.append(stack.enter_context(connected(app)))
+            send(answered[-1], authorization)
+            poll(lambda expected=60_000 * number: bodies.bytes == expected)
+            with connected(app) as above:
+                send(above, authorization)
+                assert problem(parse(read_all(above))) == (503, "overloaded")
+        assert probe_server.bytes_by_caller(bodies) == {"": 60_000, "web": 60_000}
+        app.gate.set()
+        assert [parse(read_all(each))[0] for each in answered] == [200, 200]
 
 
 # -- time

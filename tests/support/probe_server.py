@@ -79,6 +79,11 @@ def counted_calls(limits: Limits) -> int:
     return len(limits._calls)
 
 
+def shared_calls(limits: Limits) -> tuple[int, dict[str, int]]:
+    """How many calls count for the limit of all keys, and how many each key has."""
+    return limits._shared.total, limits._shared._calls
+
+
 def counted_waiters(limits: Limits) -> int:
     return len(limits._waiters)
 

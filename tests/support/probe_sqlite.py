@@ -120,13 +120,13 @@ def should_attempt(user: AnyEngine, waiter: Waiter) -> bool:
     return engine_of(user)._should_attempt(waiter)
 
 
-def retrying(user: AnyEngine) -> set[Any]:
-    """The calls that wait because the file is locked."""
+def retrying(user: AnyEngine) -> dict[str, set[Any]]:
+    """The calls that wait because the file is locked, by the API key for which they are made; empty: for none."""
     return engine_of(user)._retrying
 
 
-def pretend_retrying(user: AnyEngine, calls: int) -> None:
-    engine_of(user)._retrying = set(range(calls))
+def pretend_retrying(user: AnyEngine, calls: int, key: str = "") -> None:
+    engine_of(user)._retrying = {"": set(), key: set(range(calls))}
 
 
 def run_with_retry(user: AnyEngine, deadline: float, verb: Callable[..., Any]) -> Any:

@@ -86,16 +86,23 @@ class Authenticator:
 
     def identify(self, authorization: bytes, certificate_names: Sequence[str]) -> Caller | None:
         """The caller, or None: it must not be told why. An API key counts more than a certificate."""
-        if self._watched is None and not self._certificates:
-            return ANYONE
-        if authorization:
-            found = self._by_key(authorization)
-        else:
-            found = self._by_certificate(certificate_names) if self._certificates else "missing"
+        found = self._find(authorization, certificate_names)
         if isinstance(found, Caller):
             return found
         self.count_failure(found)
         return None
+
+    def find(self, authorization: bytes, certificate_names: Sequence[str]) -> Caller | None:
+        """The same for a request that is not complete yet: a failure is not counted."""
+        found = self._find(authorization, certificate_names)
+        return found if isinstance(found, Caller) else None
+
+    def _find(self, authorization: bytes, certificate_names: Sequence[str]) -> Caller | Failure:
+        if self._watched is None and not self._certificates:
+            return ANYONE
+        if authorization:
+            return self._by_key(authorization)
+        return self._by_certificate(certificate_names) if self._certificates else "missing"
 
     def count_failure(self, reason: Failure) -> None:
         self.failures[reason] = self.failures.get(reason, 0) + 1

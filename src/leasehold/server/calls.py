@@ -39,12 +39,12 @@ _PAGE_BYTES: Final = 1_500_000  # of a list of locks
 async def calls(app: App, request: Request) -> Response:
     """The answers in the order of the calls, which run side by side: a slow one holds up its own request only."""
     caller, limits = request.caller, app.limits
+    seconds = app.deadline(request) - app.service.runtime.now()
     if len(request.body) <= _SHORT and len(given := _read_calls(request.body)) == 1 and _claims(given[0]) == 1:
-        await limits.begin(caller)
+        await limits.begin(caller, seconds)
         return json_response([await _answer(app, request, given[0])])
     answers = []
     refused: wire.Json = {}
-    seconds = app.deadline(request) - app.service.runtime.now()
     async with limits.batch(caller, seconds) as begin:
         given = _read_calls(request.body)  # only now: it takes ten times the memory of the body
         for call in given:

@@ -4,7 +4,7 @@ Under load the server refuses, in this order: new attempts, then `inspect` and e
 renewal, because a lease may depend on it: a refused attempt costs its caller a retry, a refused renewal a lock.
 
 Bulkheads keep one API key, one namespace or one name from using up the whole server: attempts and reads, and waiters,
-are counted for each of them. Renewals and releases are not.
+are counted for each of them. Renewals and releases are not; but those of one key never use up what all keys share.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from math import ceil
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -39,6 +40,7 @@ class Limits:
     def __init__(self, settings: LimitSettings) -> None:
         self.settings = settings
         self.calls = 0  # under way
+        self._shared = Shares(settings.calls_per_key)  # of these, those that count for `limits.calls`
         self.waiters = 0
         self.refused: dict[str, int] = {}  # limit -> refusals, for metrics
         self._connections: dict[str, int] = {}  # open connections of each key
@@ -73,11 +75,13 @@ class Limits:
         """A call of the engine, until the `with` ends. Raises ServerOverloaded or TooMany before anything is sent.
         `namespace` is None for a call that is about no namespace."""
         most = self._most.get(kind)  # None: never refused
-        if most is not None and self.calls >= most:
+        if most is not None and self._shared.total >= most:
             raise self._refuse("calls", ServerOverloaded(f"{self.calls} calls are under way at this server: retry"))
         counted = self._calls.enter(caller, namespace, name) if kind in _IN_BULKHEADS else ()
         self.calls += 1
-        return Admitted(self, "calls", self._calls, counted)
+        who = caller.who if caller.limited else ""
+        self._shared.enter(who)
+        return Admitted(self, "calls", self._calls, counted, partial(self._shared.leave, who))
 
     def waiter(self, caller: Caller, namespace: str = "", name: str = "") -> Admitted:
         """A waiter in a queue, until the `with` ends. Raises TooMany (this key has too many) or ServerOverloaded."""
@@ -172,14 +176,14 @@ class Limits:
         if not self._under_way[who]:
             del self._under_way[who]
 
-    async def begin(self, caller: Caller) -> None:
+    async def begin(self, caller: Caller, seconds: float | None = None) -> None:
         """Wait until a request of this caller may begin: like a batch of one call, behind those that came before it, so
-        that a release does not overtake an attempt (E6)."""
+        that a release does not overtake an attempt (E6). Raises TooMany if it does not begin in time."""
         who = caller.who
         if who not in self._batches and self._begun.get(who, 0) < MAX_BEGUN:
             self._count_begun(who, 1)
             return
-        async with self.batch(caller, None) as begin:
+        async with self.batch(caller, seconds) as begin:
             await begin(1)
 
     def _count_begun(self, who: str, claims: int) -> None:
@@ -235,8 +239,8 @@ async def make_list(size: int, make: Callable[[], T]) -> T:
 
 class Bodies:
     """The bytes of all bodies that are in memory: many callers with a large body each must not use it up. One caller,
-    and several that belong together, must leave room for the renewals of others: each has some room of its own, also
-    one whose first request shows no key yet."""
+    and several that belong together, must leave room for the renewals of others: each has some room of its own.
+    Requests without a key have theirs together."""
 
     def __init__(
         self,
@@ -316,25 +320,55 @@ class CountedConnection:
 class Admitted:
     """A call or waiter that is counted until `end`, which `with` calls. Calling it again is harmless."""
 
-    __slots__ = ("_bulkheads", "_counted", "_limits", "_what")
+    __slots__ = ("_bulkheads", "_counted", "_limits", "_on_end", "_what")
 
     def __init__(
-        self, limits: Limits, what: Literal["calls", "waiters"], bulkheads: Bulkheads, counted: tuple[Hashable, ...]
+        self,
+        limits: Limits,
+        what: Literal["calls", "waiters"],
+        bulkheads: Bulkheads,
+        counted: tuple[Hashable, ...],
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits: Limits | None = limits
-        self._what, self._bulkheads, self._counted = what, bulkheads, counted
+        self._what, self._bulkheads, self._counted, self._on_end = what, bulkheads, counted, on_end
 
     def end(self) -> None:
         limits, self._limits = self._limits, None
         if limits is not None:
             setattr(limits, self._what, getattr(limits, self._what) - 1)
             self._bulkheads.leave(self._counted)
+            self._on_end()
 
     def __enter__(self) -> Admitted:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+class Shares:
+    """How many calls all keys have together. Those of one key count only up to its limit: a key may have more, such as
+    renewals, and must not have the attempts and releases of all others refused with them."""
+
+    def __init__(self, most_per_key: int) -> None:
+        self.total = 0
+        self._most_per_key = most_per_key  # 0: no limit
+        self._calls: dict[str, int] = {}  # of each key
+
+    def enter(self, who: str) -> None:
+        """`who` is empty for a caller without limits of its own."""
+        calls = self._calls[who] = self._calls.get(who, 0) + 1
+        self.total += self._counts(who, calls)
+
+    def leave(self, who: str) -> None:
+        calls = self._calls.pop(who)
+        self.total -= self._counts(who, calls)
+        if calls > 1:
+            self._calls[who] = calls - 1
+
+    def _counts(self, who: str, calls: int) -> bool:
+        return not who or not self._most_per_key or calls <= self._most_per_key
 
 
 class Bulkheads:

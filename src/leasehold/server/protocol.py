@@ -12,20 +12,23 @@ import json
 import select
 import ssl
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from leasehold.server.auth import CERTIFICATE_NAMES
+from leasehold.server.auth import CERTIFICATE_NAMES, Caller
 from leasehold.server.limits import CONNECTION, Bodies, CountedConnection
 from leasehold.server.problems import MEDIA_TYPE, RETRY_AFTER, Problem, ServerOverloaded, document
 from leasehold.server.settings import Settings, is_local, split_address
 from leasehold.server.tls import names_in
+
+if TYPE_CHECKING:
+    from leasehold.server.app import App
 
 BATCH_PATHS: Final = frozenset({b"/v1/calls", b"/v1/renew-many"})
 MAX_HEADERS: Final = 100
@@ -70,9 +73,11 @@ class Rules:
     # first; some may have been admitted by now. None: this server asks for neither key nor certificate.
     strangers: dict[Protocol, None] | None = None
     refused: dict[str, int] = field(default_factory=dict)  # limit -> refusals, for metrics
+    # The caller with this header Authorization and these names in its certificate; None: nobody that is known.
+    find_caller: Callable[[bytes, Sequence[str]], Caller | None] = lambda _authorization, _names: None
 
     @classmethod
-    def of(cls, settings: Settings, refused: dict[str, int] | None = None) -> Rules:
+    def of(cls, settings: Settings, app: App | None = None) -> Rules:
         """Without authentication on loopback, a web page could reach the server under a host name of its own (DNS
         rebinding). So only names of this machine are accepted there."""
         hosts = None
@@ -80,7 +85,8 @@ class Rules:
         if own and not settings.authenticates and all(is_local(address) for address in settings.listen):
             hosts = _LOOPBACK_NAMES | own
         strangers: dict[Protocol, None] | None = {} if settings.authenticates else None
-        return cls(settings.limits.connections, hosts, strangers=strangers, refused={} if refused is None else refused)
+        rules = cls(settings.limits.connections, hosts, strangers=strangers)
+        return rules if app is None else replace(rules, refused=app.limits.refused, find_caller=app.authenticator.find)
 
 
 def protocol_for(rules: Rules) -> Callable[..., Protocol]:
@@ -172,7 +178,9 @@ class Protocol(HttpToolsProtocol):
             self._stop_after_answer()
             return
         except httptools.HttpParserError:
-            self._refuse(self._problem or Problem("invalid", 400, "this is not a valid HTTP/1.1 request"))
+            problem = self._problem or Problem("invalid", 400, "this is not a valid HTTP/1.1 request")
+            problem.__traceback__ = None  # its frames refer to the body and, in a cycle, to this connection
+            self._refuse(problem)
             return
         if self._in_body:
             if self._unread > 2 * self._body_limit + self._rules.head_bytes:  # chunks of a byte, endless trailers
@@ -232,8 +240,8 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         extensions: dict[str, Any] = {CONNECTION: self._connection}
-        if self._names and time.time() < self._names_until:
-            extensions[CERTIFICATE_NAMES] = self._names
+        if names := self._certificate_names():
+            extensions[CERTIFICATE_NAMES] = names
         self.scope["extensions"] = extensions
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -250,8 +258,21 @@ class Protocol(HttpToolsProtocol):
         self._problem = self._head_problem()
         if self._problem is not None:
             raise self._problem  # stops the parser
+        if self._connection.caller == "":
+            self._identify()
         super().on_headers_complete()  # raises for a path that cannot be parsed
         self._in_body = True
+
+    def _identify(self) -> None:
+        """Before the first body, which may come with its head: it must have room whatever callers without a key send,
+        and count for the caller's key."""
+        authorization = next((value for name, value in self.headers if name == b"authorization"), b"")
+        caller = self._rules.find_caller(authorization, self._certificate_names())
+        if caller is not None:
+            self._connection.identify(caller)
+
+    def _certificate_names(self) -> Sequence[str]:
+        return self._names if self._names and time.time() < self._names_until else ()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -377,6 +398,8 @@ class Protocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        if self._answering is not None:
+            self._answering.body = bytearray()  # not read if the request was refused, and kept until the next one
         self._answering = None
         if not self.pipeline:
             self._connection.drop_bodies()

@@ -239,7 +239,7 @@ async def _serve(
 def _uvicorn_config(app: App, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=protocol_for(Rules.of(settings, app.limits.refused)),  # type: ignore[arg-type]  # it wants a class, and only calls it
+        http=protocol_for(Rules.of(settings, app)),  # type: ignore[arg-type]  # it wants a class, and only calls it
         ws="none",
         lifespan="off",
         log_config=None,

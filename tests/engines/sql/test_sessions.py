@@ -4,6 +4,7 @@ none."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from sys import getsizeof
 from typing import Any
 
@@ -30,7 +31,7 @@ from leasehold.errors import ListingTooLong
 from leasehold.model import Claim, Grant, Holder
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.loop import Loop
-from leasehold.runtime.threads import Threads
+from leasehold.runtime.threads import Threads, boot_clock
 from tests.support import probe_sql
 
 
@@ -239,6 +240,29 @@ def test_calls_on_behalf_of_different_keys_take_turns(first) -> None:
     order = asyncio.run(main())
     assert order[:7] == ["a0", "b0", "a1", "b1", "a2", "b2", "a3"]
     assert len(order) == 103
+
+
+def test_lists_for_many_keys_hold_up_other_calls_as_little_as_one(sql) -> None:
+    """On a lock server a list may take a second. With six keys that made lists, renewals waited for three seconds."""
+
+    async def main() -> list[str]:
+        order: list[str] = []
+        async with AsyncClient(sql.url()) as client:
+            async with client.lock("a"):
+                connection, deadline = probe_sql.connection(client), boot_clock() + 60
+
+            async def use(key: str, call: Coroutine[Any, Any, object]) -> None:
+                ON_BEHALF_OF.set(key)
+                await call
+                order.append(key)
+
+            calls = [use(f"web-{number}", connection.list_rows(("", "", False), deadline)) for number in range(10)]
+            await asyncio.gather(*calls, use("cron", connection.ping(deadline)))
+        return order
+
+    order = asyncio.run(main())
+    assert len(order) == 11
+    assert order.index("cron") == 2
 
 
 def test_forked_child_gives_the_connection_to_no_caller_of_its_parent() -> None:

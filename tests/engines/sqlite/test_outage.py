@@ -14,6 +14,7 @@ import time
 import pytest
 
 from leasehold import Client, LeaseLost, Unavailable
+from leasehold.engines.sql.fair_mutex import ON_BEHALF_OF
 from leasehold.engines.sqlite.connection import DatabaseLocked
 from leasehold.engines.sqlite.fast_path import acquire_uncontended
 from tests.support import probe_sqlite
@@ -240,8 +241,15 @@ def test_clients_can_open_the_file_while_others_are_busy(url) -> None:
     assert probe_sqlite.connections_never_closed() == connections_before
 
 
-def test_calls_that_find_the_file_locked_retry_as_often_as_one(path, make_driver, monkeypatch) -> None:
-    """And none sleeps beyond its deadline."""
+@pytest.mark.parametrize(
+    ("others", "their_key", "key", "longest"),
+    [(0, "", "", 0.01), (20, "", "", 0.21), (0, "", "web", 0.01), (20, "web", "web", 0.21), (20, "web", "cron", 0.02)],
+)
+def test_calls_that_find_the_file_locked_retry_as_often_as_one(
+    path, make_driver, monkeypatch, others, their_key, key, longest
+) -> None:
+    """And none sleeps beyond its deadline. On a lock server with several workers, thousands of calls for one API key
+    made the renewals for another one retry so rarely that they failed."""
     driver, now, pauses = make_driver(f"sqlite://{path}"), [0.0], []
 
     async def sleep(seconds: float) -> None:
@@ -254,12 +262,13 @@ def test_calls_that_find_the_file_locked_retry_as_often_as_one(path, make_driver
     monkeypatch.setattr(driver.runtime, "now", lambda: now[0])
     monkeypatch.setattr(driver.runtime, "sleep", sleep)
     monkeypatch.setattr(driver.runtime, "random", lambda: 1.0)
-    for others, longest in ((0, 0.01), (20, 0.21)):
-        pauses.clear()
-        probe_sqlite.pretend_retrying(driver.engine, others)
-        until = now[0] + 1.0
+    probe_sqlite.pretend_retrying(driver.engine, others, their_key)
+    token = ON_BEHALF_OF.set(key)
+    try:
         with pytest.raises(Unavailable, match="locked by other processes"):
-            probe_sqlite.run_with_retry(driver.engine, until, find_it_locked)
-        assert max(pauses) == pytest.approx(longest)
-        assert now[0] == pytest.approx(until)
-        assert probe_sqlite.retrying(driver.engine) == set(range(others))
+            probe_sqlite.run_with_retry(driver.engine, 1.0, find_it_locked)
+    finally:
+        ON_BEHALF_OF.reset(token)
+    assert max(pauses) == pytest.approx(longest)
+    assert now[0] == pytest.approx(1.0)
+    assert probe_sqlite.retrying(driver.engine) == {"": set(), their_key: set(range(others))}

@@ -28,6 +28,9 @@ from leasehold.model import Claim
 from leasehold.runtime.base import Runtime
 
 _TICK: Final = 0.001  # seconds: the lock timeout sent to a server is in whole milliseconds
+# Lists of locks take turns as if all were for one API key: each may take a second, and other calls must not wait for
+# more than one, however many keys make lists.
+_LISTS: Final = " lists"  # no key has such a name
 _RECONNECT_INTERVAL: Final = 0.2  # seconds between a waiter's attempts to connect
 
 
@@ -130,6 +133,8 @@ class SerialConnection(ABC):
     ) -> list[Any]:
         """The rows of the statement; `listed`: still encoded."""
         caller = self._mutex.new_caller()
+        if listed:
+            caller.on_behalf_of = _LISTS
         try:
             await self._mutex.acquire(caller, deadline, first=first)
             return await self._execute_with_retries(statement, values, deadline, claim, listed)

@@ -72,8 +72,9 @@ class SqliteEngine:
         self._thread = FairMutex(runtime, "sqlite", "the thread")  # that makes a lock server's calls
         self._crowded_name: tuple[str, str] | None = None  # with its namespace: had waiters in the last call about it
         # Verbs that found the file locked. Together they retry only as often as one verb alone would: with fifty
-        # threads in each of twenty processes, independent retries kept a busy machine from doing anything else.
-        self._retrying: set[object] = set()
+        # threads in each of twenty processes, independent retries kept a busy machine from doing anything else. Of a
+        # lock server, the verbs on behalf of each API key retry equally often, however many they are.
+        self._retrying: dict[str, set[object]] = {"": set()}  # by key
         self._refused: set[str] = set()  # id hashes of attempts that failed because the file is unusable
         self.traits = TRAITS if connection.durable else TRAITS._replace(survives="nothing")
 
@@ -215,17 +216,21 @@ class SqliteEngine:
         try:
             return await call(verb, *args, deadline)
         except DatabaseLocked:
-            tries, retry_id = 0, object()
-        self._retrying.add(retry_id)
+            tries, key, retry_id = 0, ON_BEHALF_OF.get(), object()
+        together = self._retrying.setdefault(key, set())
+        together.add(retry_id)
         try:
             while (left := deadline - self._runtime.now()) > 0:
                 tries += 1
                 pause = backoff(tries, _RETRY_BASE, _LONGEST_RETRY, 0.5 + self._runtime.random() / 2)
-                await self._runtime.sleep(min(pause * len(self._retrying), left))
+                keys = sum(map(bool, self._retrying.values()))
+                await self._runtime.sleep(min(pause * len(together) * keys, left))
                 with suppress(DatabaseLocked):
                     return await call(verb, *args, deadline)
         finally:
-            self._retrying.discard(retry_id)
+            together.discard(retry_id)
+            if key and not together:  # on a lock server, which has an event loop: no other thread interferes
+                del self._retrying[key]
         raise Unavailable(
             f"{self._connection.path} was locked by other processes until the deadline; "
             "one of them may be stopped inside a transaction",
