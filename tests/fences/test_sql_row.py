@@ -210,24 +210,27 @@ def test_advisory_lock_of_a_stranger_does_not_stop_create(stock, kinds):
     stranger.close()
 
 
-@pytest.mark.parametrize("hidden_by", ["trigger", "sql_select_limit"])
-def test_write_is_refused_if_its_token_cannot_be_read_back(hidden_by, stock):
-    number = stock("mysql" if hidden_by == "sql_select_limit" else "postgresql")
-    cursor = number.connection.cursor()
-    if hidden_by == "trigger":
-        cursor.execute(
-            f"create function {number.fence_table}_drop() returns trigger language plpgsql as "
-            "$$ begin return null; end $$"
-        )
-        cursor.execute(
-            f"create trigger hides before insert on {number.fence_table} "
-            f"for each row execute function {number.fence_table}_drop()"
-        )
-    else:
-        cursor.execute("set session sql_select_limit = 0")
+def test_write_is_refused_if_its_token_cannot_be_read_back(stock):
+    number = stock("postgresql")
+    number.connection.execute(
+        f"create function {number.fence_table}_drop() returns trigger language plpgsql as $$ begin return null; end $$"
+    )
+    number.connection.execute(
+        f"create trigger hides before insert on {number.fence_table} "
+        f"for each row execute function {number.fence_table}_drop()"
+    )
     number.connection.commit()
     with pytest.raises(ConfigError, match="does not show the token"):
         fences.SQLFence(number.connection, "stock", table=number.fence_table).write(5, "select 1")
+
+
+def test_stale_token_is_refused_if_mysql_limits_the_rows_of_queries(stock):
+    number = stock("mysql")
+    number.connection.cursor().execute("set session sql_select_limit = 0")
+    fence = fences.SQLFence(number.connection, "stock", table=number.fence_table)
+    fence.write(9, f"update {number.stock} set quantity = 1")
+    with pytest.raises(StaleToken):
+        fence.write(5, f"update {number.stock} set quantity = 2")
 
 
 @pytest.mark.parametrize(

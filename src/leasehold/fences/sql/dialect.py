@@ -30,7 +30,8 @@ _PG_RESOURCE: Final = "pg_catalog.convert_from(pg_catalog.decode(:resource_hex, 
 # Hex, because the column has bytes: those of a text depend on the character set of the caller's connection.
 _UPSERT_MYSQL = """insert into {table} (resource, slot, token) values (unhex(:resource_hex), :slot, :token)
 on duplicate key update token = greatest(token, values(token))"""
-SELECT_HIGHEST: Final = "select token from {table} where {is_resource} and slot = :slot"
+# With a limit of its own, a query does not have that of MySQL's sql_select_limit.
+SELECT_HIGHEST: Final = "select token from {table} where {is_resource} and slot = :slot limit 1"
 
 _DIALECTS: Final = {
     "sqlite": FenceDialect("text", "", _UPSERT, True, "", ""),

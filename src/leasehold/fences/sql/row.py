@@ -48,7 +48,7 @@ async def check_and_raise(
     if not rows and not token_info.shared:
         raise ConfigError(
             f"{table} does not show the token that was just written to it, so nothing is fenced: look for triggers, "
-            "rules and policies of that table, and for sql_select_limit"
+            "rules and policies of that table"
         )
     highest_token = int(rows[0][0]) if rows else NO_TOKEN
     if highest_token > token_info.token:
