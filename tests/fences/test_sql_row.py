@@ -131,6 +131,30 @@ def test_mysql_connections_with_other_character_sets_share_a_row(stock, kinds):
     other.close()
 
 
+def test_postgresql_connections_with_other_encodings_share_a_row(stock):
+    """A database in SQL_ASCII stores the bytes that each client sends."""
+    import psycopg
+
+    number = stock("postgresql")
+    name = f"bytes_{number.spec['run']}"
+    number.connection.autocommit = True
+    number.connection.execute(f"create database {name} template template0 encoding 'SQL_ASCII' locale 'C'")
+    where = {"host": "127.0.0.1", "port": number.spec["postgresql"], "user": "postgres", "dbname": name}
+    try:
+        with (
+            psycopg.connect(**where, client_encoding="utf8") as first,
+            psycopg.connect(**where, client_encoding="latin1") as other,
+        ):
+            fence = fences.SQLFence(first, "Bestände")
+            fence.create()
+            fence.write(5, "select 1")
+            with pytest.raises(StaleToken):
+                fences.SQLFence(other, "Bestände").claim(4)
+            other.rollback()
+    finally:
+        number.connection.execute(f"drop database {name} with (force)")
+
+
 def test_postgresql_claim_in_old_snapshot_is_serialization_failure(stock, kinds):
     import psycopg
 
@@ -174,6 +198,39 @@ def test_create_fence_table_twice_is_harmless(resource):
         fence.create()
         fence.claim(5)
         number.connection.commit()
+
+
+def test_advisory_lock_of_a_stranger_does_not_stop_create(stock, kinds):
+    number = stock("postgresql")
+    stranger = connect_again(number, kinds)
+    stranger.execute(f"select pg_advisory_lock({int.from_bytes(b'lhfence')})")  # which `create` once took
+    number.connection.execute("set lock_timeout = '5s'")
+    number.connection.commit()
+    fences.SQLFence(number.connection, "stock", table=f"new_{number.fence_table}").create()
+    stranger.close()
+
+
+def test_write_is_refused_if_its_token_cannot_be_read_back(stock):
+    number = stock("postgresql")
+    number.connection.execute(
+        f"create function {number.fence_table}_drop() returns trigger language plpgsql as $$ begin return null; end $$"
+    )
+    number.connection.execute(
+        f"create trigger hides before insert on {number.fence_table} "
+        f"for each row execute function {number.fence_table}_drop()"
+    )
+    number.connection.commit()
+    with pytest.raises(ConfigError, match="does not show the token"):
+        fences.SQLFence(number.connection, "stock", table=number.fence_table).write(5, "select 1")
+
+
+def test_stale_token_is_refused_if_mysql_limits_the_rows_of_queries(stock):
+    number = stock("mysql")
+    number.connection.cursor().execute("set session sql_select_limit = 0")
+    fence = fences.SQLFence(number.connection, "stock", table=number.fence_table)
+    fence.write(9, f"update {number.stock} set quantity = 1")
+    with pytest.raises(StaleToken):
+        fence.write(5, f"update {number.stock} set quantity = 2")
 
 
 @pytest.mark.parametrize(

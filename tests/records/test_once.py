@@ -228,6 +228,21 @@ def test_once_does_not_run_when_store_is_unavailable(client, counting_function):
     assert work.runs == 0
 
 
+def test_once_gives_up_if_the_store_refuses_every_write(client, counting_function):
+    class Refusing(MemoryStore):
+        def write(self, *args):
+            writes.append(args)
+            if len(writes) > 1000:
+                raise AssertionError("once goes on for ever")
+            return False
+
+    writes, work = [], counting_function(1)
+    with pytest.raises(Unavailable, match="was not run"):
+        client.once("a", work, store=Refusing(Threads()))
+    assert work.runs == 0
+    assert client.once("a", work) == 1
+
+
 def test_once_accepts_custom_store(client, counting_function):
     class CustomStore:
         def __init__(self):

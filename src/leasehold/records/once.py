@@ -23,7 +23,7 @@ from leasehold.client.lock import BaseLock
 from leasehold.config import DAY, MAX_RESULT, Duration, check_seconds
 from leasehold.core import once as core
 from leasehold.core.record_fields import is_text
-from leasehold.errors import ConfigError, LeaseLost, Mismatch, RunFailed, StaleToken
+from leasehold.errors import ConfigError, LeaseLost, Mismatch, RunFailed, StaleToken, Unavailable
 from leasehold.model import Outcome
 from leasehold.records.access import RecordAccess, key_lock, open_records
 from leasehold.records.store import Record, Store
@@ -34,6 +34,7 @@ OnFailure: TypeAlias = Literal["retry", "keep"]
 _log = logging.getLogger("leasehold.once")
 
 KIND: Final = "once"
+_TRIES: Final = 20  # to write the record of a run; each is lost to another writer, of which the lock leaves few
 _ABANDONED_KEEP: Final = 30 * DAY  # how long the record of a run that never ends is kept, unless another run takes over
 
 
@@ -139,7 +140,7 @@ class Once:
 
     async def _begin(self, lease: BaseLease) -> tuple[Record, core.RunRecord] | None:
         """The record of our run. None: another run has finished meanwhile, and there is nothing to run."""
-        while True:
+        for _ in range(_TRIES):
             lease.check()
             record, run = await self._read() or (None, None)
             if run is not None and run.finished:
@@ -157,6 +158,10 @@ class Once:
             if own_record is not None:
                 return own_record, new
             # A runner whose lease is over wrote in between, or another runner took over from us: read again.
+        raise Unavailable(
+            f"{self._key} was not run: the store refused {_TRIES} times to replace what it shows as the record; look "
+            "for programs, triggers and policies that write or hide records"
+        )
 
     async def _execute(self, fn: Callable[[], Any], own_record: Record, run: core.RunRecord) -> Any:
         began, self.ran = self._core.runtime.now(), True

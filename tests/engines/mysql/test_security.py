@@ -1,4 +1,4 @@
-"""Real TLS, passwords, and hosts between client and server that ask for the password itself."""
+"""Real TLS, passwords, hosts between client and server that ask for the password itself, and odd values of accounts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import pymysql
 import pytest
 
 from harness.servers.folders import scratch
 from harness.servers.process import poll
 from leasehold import Client, ConfigError, NotAcquired, Unavailable
+from leasehold.core.names import bucket
 from tests.support import probe, probe_mysql
 from tests.support.password_thief import SECRET, SWITCHES, PasswordThief
 
@@ -40,6 +42,19 @@ def certificate_path():
         openssl("x509", "-req", "-in", who, *signed, "-out", f"{who}.pem")
         os.chmod(os.path.join(folder, f"{who}.key"), 0o644)
     return lambda name: os.path.join(folder, name)
+
+
+@pytest.mark.parametrize("delay", [2**63 - 1, -(2**63)])
+def test_delay_of_an_account_cannot_make_a_release_of_others_fail(mysql, delay) -> None:
+    account = f"odd-{mysql.schema}"
+    with Client(mysql.url()) as client, client.lock("job") as lease:
+        mysql.create_granted_role(account)
+        values = f"'', {bucket('job')}, 'job', 'h', '', '', '', 1, '', 'exclusive', 'lock', 1, 1000000, {delay}, 0"
+        call = f"call `{mysql.schema}`.lh_attempt_v1({values}, true, 0, 1000)"
+        with mysql.server.connect(user=account) as session, pytest.raises(pymysql.Error):
+            session.cursor().execute(call)
+        assert [holding.state for holding in client.inspect()] == ["held"]
+        assert lease.release()
 
 
 @pytest.mark.extended

@@ -61,6 +61,19 @@ def test_server_defaults_do_not_apply_to_our_sessions(unusual_server, setting, v
             cursor.execute(f"set global {setting} = %s", (before,))
 
 
+def test_record_is_found_if_the_server_limits_the_rows_of_queries(unusual_server) -> None:
+    runs: list[int] = []
+    with unusual_server.connect() as operator, operator.cursor() as cursor:
+        cursor.execute("set global sql_select_limit = 0")
+        try:
+            with Client(f"mysql://root@127.0.0.1:{unusual_server.port}/leasehold") as client:
+                for _ in range(2):
+                    client.once("paid", runs.append, 1, wait=0)
+        finally:
+            cursor.execute("set global sql_select_limit = default")
+    assert runs == [1]
+
+
 def test_session_has_our_character_set_if_login_does_not_set_it(unusual_server) -> None:
     with Client(f"mysql://root@127.0.0.1:{unusual_server.port}/leasehold", call_timeout=30) as client:
         client.ping()

@@ -92,6 +92,40 @@ def test_unprivileged_role_cannot_listen_for_id_hashes(database, make_driver) ->
         database.ask("drop role nosy")
 
 
+MUCH = 2**63 - 2**55
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("delay", MUCH),  # a sweep of any client computes with it
+        ("ttl", MUCH),
+        ("client", "a" * 64),  # longer than the name of a channel may be
+        ("name", "n" * 8000),  # longer than a notification may be
+        ("purpose", "p" * 5000),  # `inspect` of any client returns it
+    ],
+)
+def test_values_of_a_role_cannot_make_calls_of_others_fail(database, column, value) -> None:
+    role = f"odd-{database.schema}"
+    values = {"name": "odd", "client": "", "purpose": "", "ttl": 1, "delay": 0} | {column: value}
+    call = (
+        f"select \"{database.schema}\".lh_attempt_v1('', 1, %(name)s, 'h', %(client)s, '', '', 1, %(purpose)s, "
+        "'exclusive', 'lock', 1, %(ttl)s, %(delay)s, 0, false, 0, 1000)"
+    )
+    with Client(database.url()) as client:
+        client.inspect()
+        database.create_granted_role(role)
+        with (
+            psycopg.connect(database.server.url(user=role), autocommit=True) as session,
+            pytest.raises(psycopg.errors.CheckViolation),
+        ):
+            session.execute(call.encode(), values)
+        for _ in range(10):  # of which at least one sweeps
+            client.lock("job").acquire().release()
+        assert client.inspect() == []
+    database.drop_role(role)
+
+
 def test_session_is_replaced_when_libpq_may_keep_much(database) -> None:
     with Client(database.url()) as client, client.lock("held") as lease:
         session = probe_sql.session(client)

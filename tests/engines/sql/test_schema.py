@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from hashlib import sha256
 from typing import Any
 
 import psycopg
@@ -38,6 +40,11 @@ class PostgresqlDialect:
     def session(server: Any, user: str) -> Any:
         return psycopg.connect(server.url(user=user))
 
+    @staticmethod
+    def creation_lock(schema: str) -> str:
+        (number,) = re.findall(r"pg_advisory_xact_lock\((\d+)\)", postgresql_schema.text(schema))
+        return f"select pg_advisory_lock({number})::text"
+
 
 class MysqlDialect:
     owner, dialect = "root", "mysql+pymysql"
@@ -53,6 +60,11 @@ class MysqlDialect:
     @staticmethod
     def session(server: Any, user: str) -> Any:
         return server.connect(user=user, autocommit=False)
+
+    @staticmethod
+    def creation_lock(schema: str) -> str:
+        digest = sha256(mysql_schema.quote_identifier(schema).encode()).hexdigest()
+        return f"select get_lock('lh.make.{digest[:40]}', 0)"
 
 
 DIALECTS = {"mysql": MysqlDialect, "postgresql": PostgresqlDialect}
@@ -95,6 +107,30 @@ def test_schema_is_created_on_first_use_by_many_clients_at_once(sql, server_dial
         thread.join(60)
     assert failed == []
     assert sql.ask("select version from {s}.lh_meta") == [(server_dialect.schema.VERSION,)]
+
+
+def test_lock_that_a_stranger_keeps_does_not_stop_the_creation(sql, server_dialect, role) -> None:
+    """Every role may take the advisory lock or user lock under which clients create the schema."""
+    with closing(server_dialect.session(sql.server, role)) as stranger:
+        with closing(stranger.cursor()) as cursor:
+            cursor.execute(server_dialect.creation_lock(sql.schema))
+            assert list(cursor.fetchone()) in ([""], [1])
+        created: list[bool] = []
+
+        def use_lock() -> None:
+            for _ in range(10):  # each call completes what time it has left for
+                with suppress(Unavailable), Client(sql.url(), call_timeout=3) as client:
+                    client.ping()
+                    client.inspect()
+                    created.append(True)
+                    return
+
+        threads = [threading.Thread(target=use_lock) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert created == [True] * 3
 
 
 def test_mysql_client_completes_half_a_schema_with_what_is_missing(mysql) -> None:

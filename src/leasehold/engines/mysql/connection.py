@@ -69,9 +69,10 @@ class MyConnection(connection.SerialConnection):
         statement commits on its own; if a client stops halfway, the next one completes the schema. It leaves out the
         procedures that exist: on a slow disk many clients with short deadlines would hardly get ahead otherwise."""
         name = "lh.make." + sha256(self._prefix.encode()).hexdigest()[:40]
-        lock_seconds = max(1, int(deadline - self._runtime.now()))
+        # Every account of the server can keep this lock: then half of the time is left to go on without it.
+        lock_seconds = max(0.0, deadline - self._runtime.now()) / 2
         try:
-            await session.execute(f"do get_lock('{name}', {lock_seconds})".encode(), (), deadline)
+            await session.execute(f"do get_lock('{name}', {lock_seconds:.3f})".encode(), (), deadline)
             existing: set[str | None] | None = None
             for statement in script:
                 if procedure := schema.procedure_of(statement):

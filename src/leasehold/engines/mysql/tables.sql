@@ -60,7 +60,8 @@ create table if not exists lh_grant (
     ends bigint as (until + delay) virtual,  -- sweeps find expired grants by it
     primary key (namespace, name, token),
     key lh_grant_end (ends),
-    key lh_grant_client (client, state)
+    key lh_grant_client (client, state),
+    check (delay between 0 and 1152921504606846976)  -- an account may pass any to lh_attempt_v1; others add it to a time
 ) engine = InnoDB row_format = dynamic;
 
 create table if not exists lh_waiter (
@@ -79,7 +80,8 @@ create table if not exists lh_waiter (
     since bigint not null,
     heartbeat_expires_at bigint not null,
     primary key (namespace, name, passed, ticket),
-    unique key lh_waiter_id_hash (id_hash, namespace, name)
+    unique key lh_waiter_id_hash (id_hash, namespace, name),
+    check (delay between 0 and 1152921504606846976)
 ) engine = InnoDB row_format = dynamic;
 
 create table if not exists lh_queue (

@@ -7,7 +7,7 @@ import logging
 from typing import Final
 
 from leasehold.engines.postgresql import connect, schema
-from leasehold.engines.postgresql.errors import ENGINE, SERVER, schema_missing
+from leasehold.engines.postgresql.errors import ENGINE, SERVER, PgServerError, schema_missing
 from leasehold.engines.postgresql.session import PgSession
 from leasehold.engines.postgresql.url import PgOptions
 from leasehold.engines.sql import connection
@@ -98,7 +98,9 @@ class PgConnection(connection.SerialConnection):
             raise schema_missing(name, "the URL says create=no")
         try:
             await session.run(schema.text(name), deadline)
-        except SqlServerError as error:
+        except PgServerError as error:
+            if error.raced:
+                return  # another client has just created it
             classified = error.classify()
             raise (
                 classified if isinstance(classified, Unavailable | TransactionConflict) else schema_missing(name, error)

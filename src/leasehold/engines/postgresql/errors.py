@@ -23,6 +23,9 @@ _READ_ONLY: Final = "25006"
 _DENIED: Final = "42501"
 _ISOLATION: Final = "LH001"
 _CALL_CONFLICT: Final = "LH002"  # a release collided with another call
+# Another transaction has just created the same schema, table, type or index; or function, for which there is no code.
+_RACED: Final = frozenset({"23505", "42710", "42P07"})
+_FUNCTION_RACED: Final = "tuple concurrently updated"  # in every language of the server
 _LOCK_TIMEOUT: Final = "55P03"  # waited until the deadline; or 100 ms in a release, which is then retried
 
 # libpq gives no SQLSTATE for a refused connection. These are the server's English texts; in another language such a
@@ -57,6 +60,11 @@ class PgServerError(SqlServerError):
         error = cls(sqlstate.decode(errors="replace"), server_text(primary))
         result.clear()  # its text may be long, and the traceback keeps it
         return error
+
+    @property
+    def raced(self) -> bool:
+        """Whether a statement of the schema failed because another client has committed the same."""
+        return self.sqlstate in _RACED or _FUNCTION_RACED in str(self)
 
     def classify(self) -> LeaseholdError | SchemaMissing | TransactionConflict:
         if self.sqlstate in _MISSING:

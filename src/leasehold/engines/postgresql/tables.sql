@@ -16,11 +16,21 @@
 -- operators only on types for which PostgreSQL has them exactly: a role that may create functions in a schema of the
 -- owner's search_path can make others that fit better, which would run as the owner.
 --
--- The advisory lock admits one client at a time. The statement after it makes the
--- session process invalidations: its caches may still say that what another client created meanwhile does not exist.
+-- The advisory lock admits one client at a time. Every role of the database can keep it, so nothing depends on it: if
+-- two clients go on without it, what one of them has created makes the other fail, which then finds it. The statement
+-- after it makes the session process invalidations: its caches may still say that what another client created meanwhile
+-- does not exist.
 do $lh$
+declare
+    _lock_timeout text := pg_catalog.current_setting('lock_timeout');
 begin
-    perform pg_catalog.pg_advisory_xact_lock(7308620182131241331);
+    perform pg_catalog.set_config('lock_timeout', '500ms', true);
+    begin
+        perform pg_catalog.pg_advisory_xact_lock(7308620182131241331);
+    exception when lock_not_available then
+        null;
+    end;
+    perform pg_catalog.set_config('lock_timeout', _lock_timeout, true);
     perform 1 from pg_catalog.pg_namespace limit 1;
 end
 $lh$;
@@ -65,7 +75,14 @@ create table if not exists "leasehold".lh_grant (
     until bigint not null,
     contended boolean not null,
     min_hold bigint not null,
-    primary key (namespace, name, token)
+    primary key (namespace, name, token),
+    -- What a role may pass to lh_attempt_v1, transactions of others compute with, send in notifications and return.
+    check (
+        pg_catalog.octet_length(namespace) <= 255 and pg_catalog.octet_length(name) <= 255
+        and pg_catalog.octet_length(id_hash) <= 64 and pg_catalog.octet_length(client) <= 32
+        and pg_catalog.octet_length(label) <= 4096 and pg_catalog.octet_length(host) <= 4096
+        and pg_catalog.octet_length(purpose) <= 4096 and delay between 0 and 1152921504606846976
+        and until between 0 and 4611686018427387904)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
 create table if not exists "leasehold".lh_waiter (
@@ -83,7 +100,12 @@ create table if not exists "leasehold".lh_waiter (
     delay bigint not null,
     since bigint not null,
     heartbeat_expires_at bigint not null,
-    primary key (namespace, name, id_hash)
+    primary key (namespace, name, id_hash),
+    check (
+        pg_catalog.octet_length(namespace) <= 255 and pg_catalog.octet_length(name) <= 255
+        and pg_catalog.octet_length(id_hash) <= 64 and pg_catalog.octet_length(client) <= 32
+        and pg_catalog.octet_length(label) <= 4096 and pg_catalog.octet_length(host) <= 4096
+        and pg_catalog.octet_length(purpose) <= 4096 and delay between 0 and 1152921504606846976)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
 -- A session keeps the plans that it made while the queue was short, when any index would do. So a query that is to read

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from leasehold.dbapi import Database, database_by_name
@@ -22,29 +21,29 @@ class FenceDialect(NamedTuple):
     lock_row: str  # suffix: no other transaction changes the row before this one ends
     share_row: str
     is_resource: str = "resource = :resource"  # the condition for the resource's rows
-    before_create: Sequence[str] = ()  # makes concurrent `create table` statements wait for each other
 
 
 _UPSERT = """insert into {table} (resource, slot, token) values (:resource, :slot, :token)
 on conflict (resource, slot) do update set token = excluded.token where {table}.token <= excluded.token"""
+# Hex, because a database in SQL_ASCII stores the bytes that a text has in the encoding of the caller's connection.
+_PG_RESOURCE: Final = "pg_catalog.convert_from(pg_catalog.decode(:resource_hex, 'hex'), 'UTF8')"
 # Hex, because the column has bytes: those of a text depend on the character set of the caller's connection.
 _UPSERT_MYSQL = """insert into {table} (resource, slot, token) values (unhex(:resource_hex), :slot, :token)
 on duplicate key update token = greatest(token, values(token))"""
-SELECT_HIGHEST: Final = "select token from {table} where {is_resource} and slot = :slot"
+# With a limit of its own, a query does not have that of MySQL's sql_select_limit.
+SELECT_HIGHEST: Final = "select token from {table} where {is_resource} and slot = :slot limit 1"
 
 _DIALECTS: Final = {
     "sqlite": FenceDialect("text", "", _UPSERT, True, "", ""),
-    # `create table if not exists` fails if another transaction creates the same table at the same time.
     "postgresql": FenceDialect(
         'varchar(255) collate "C"',
         "",
-        _UPSERT,
+        _UPSERT.replace(":resource,", f"{_PG_RESOURCE},"),
         True,
         " for update",
         " for share",
         # PostgreSQL has no operator for varchar itself: without the schema, that of any role would fit better.
-        "resource operator(pg_catalog.=) :resource",
-        [f"select pg_catalog.pg_advisory_xact_lock({int.from_bytes(b'lhfence')})"],
+        f"resource operator(pg_catalog.=) {_PG_RESOURCE}",
     ),
     # At repeatable read, a plain read shows the highest token of an older snapshot: only a locking read is current. The
     # table must be InnoDB, whatever the server's default: other engines do not keep rows locked for a transaction.

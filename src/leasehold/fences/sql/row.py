@@ -45,6 +45,11 @@ async def check_and_raise(
             return
     suffix = dialect.share_row if token_info.shared else dialect.lock_row
     rows, _ = await run(SELECT_HIGHEST.format(table=table, is_resource=dialect.is_resource) + suffix, values)
+    if not rows and not token_info.shared:
+        raise ConfigError(
+            f"{table} does not show the token that was just written to it, so nothing is fenced: look for triggers, "
+            "rules and policies of that table"
+        )
     highest_token = int(rows[0][0]) if rows else NO_TOKEN
     if highest_token > token_info.token:
         raise_stale(lease, token_info, highest_token, resource, "sql")
@@ -62,13 +67,20 @@ class _BaseSQLFence:
         return f"<{type(self).__name__} {self.resource}>"
 
     async def _create(self) -> None:
-        database = self._db.database
+        statement = sql_schema(self._db.database.name, self._table)
 
-        async def work() -> None:
-            for statement in (*fence_dialect(database).before_create, sql_schema(database.name, self._table)):
-                await self._db.run(statement, {})
+        async def create() -> None:
+            await self._db.run_in_transaction(lambda: self._db.run(statement, {}))
 
-        await self._db.run_in_transaction(work)
+        try:
+            await create()
+        except Exception as error:
+            # On PostgreSQL it fails if another transaction has just created the table, which is then found. Not under
+            # an advisory lock: every role of the database could keep that.
+            try:
+                await create()
+            except Exception:
+                raise error from None
 
     async def _check_and_raise(self, lease: LeaseLike, token_info: TokenInfo) -> None:
         await check_and_raise(self._db.run, self._db.database, self._table, self.resource, lease, token_info)

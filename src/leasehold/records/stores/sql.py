@@ -60,11 +60,12 @@ class StoreDialect:
         return await dbapi.run(connection, self.database, statement, values)
 
 
-# What is longer than a record, another program wrote: it is not read.
+# What is longer than a record, another program wrote: it is not read. With a limit of its own, a query does not have
+# that of MySQL's sql_select_limit.
 _READ: Final = (
     "select case when length(version) = {version_length} then version end, "
     "case when length(data) <= {max_data} then data end "
-    "from {table} where name = :key and (until is null or until > {now})"
+    "from {table} where name = :key and (until is null or until > {now}) limit 1"
 )
 _SET: Final = "update {table} set version = :version, data = {blob}, until = {now} + :keep where name = :key and "
 _REPLACE: Final = _SET + "version = :was and (until is null or until > {now})"
