@@ -139,6 +139,37 @@ def test_async_schedulers_run_each_tick_once(tmp_path):
     assert sorted(runs) == ["async", "plain"]
 
 
+def test_async_scheduler_refuses_jobs_that_a_thread_only_creates():
+    """Their ticks would count as done, and no body would have run."""
+
+    async def later():
+        pass
+
+    def hidden():
+        return later()
+
+    def pages():
+        yield 1
+
+    async def main():
+        async with AsyncClient("memory://") as client:
+            errors = []
+            scheduler = AsyncIOScheduler(executors={"default": AsyncOncePerTick(client)})
+            scheduler.add_listener(
+                lambda event: errors.append(str(event.exception)), EVENT_JOB_EXECUTED | EVENT_JOB_ERROR
+            )
+            for job in (hidden, pages):
+                scheduler.add_job(job, "date", run_date=PAST, id=job.__name__, **OPTIONS)
+            scheduler.start()
+            async with asyncio.timeout(120):
+                while len(errors) < 2:
+                    await asyncio.sleep(0.01)
+            scheduler.shutdown()
+            return sorted("generator" in error or "coroutine" in error for error in errors)
+
+    assert asyncio.run(main()) == [True, True]
+
+
 WORKER = """
 import os, time
 from datetime import UTC, datetime

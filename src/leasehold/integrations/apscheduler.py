@@ -26,6 +26,7 @@ from apscheduler.jobstores.memory import MemoryJobStore
 
 from leasehold.aio import AsyncClient
 from leasehold.blocking import Client
+from leasehold.client.decorator import accepted_parameters, refuse_coroutine
 from leasehold.config import Duration
 from leasehold.errors import ConfigError, NotAcquired, RunFailed
 
@@ -107,7 +108,8 @@ class AsyncOncePerTick(_PerTick, AsyncIOExecutor):  # type: ignore[misc]
             try:
                 job = functools.partial(fn, **kwargs)
                 if not inspect.iscoroutinefunction(fn):
-                    job = functools.partial(asyncio.to_thread, job)
+                    accepted_parameters(fn, True)  # refuses a generator function
+                    job = functools.partial(asyncio.to_thread, _call_plain, job)
                 await self._client.once(
                     key, job, *args, keep=self._keep, wait=self._wait, on_failure="keep", max_result=0
                 )
@@ -115,3 +117,8 @@ class AsyncOncePerTick(_PerTick, AsyncIOExecutor):  # type: ignore[misc]
                 _log.info("not run here: %s", error)
 
         return run
+
+
+def _call_plain(job: functools.partial[Any], *args: Any) -> Any:
+    """In a thread, where nothing awaits the result."""
+    return refuse_coroutine(job(*args), job.func)
