@@ -12,6 +12,8 @@ import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.combining import OrTrigger
+from apscheduler.triggers.cron import CronTrigger
 
 from leasehold import AsyncClient, Client, current_lease
 from leasehold.integrations.apscheduler import AsyncOncePerTick, OncePerTick
@@ -96,10 +98,12 @@ def test_job_without_an_id_is_refused(two, caplog):
     assert two.runs == []
 
 
-def test_job_with_jitter_is_refused(two, caplog):
+@pytest.mark.parametrize(
+    "trigger", [CronTrigger(year=2099, jitter=1), OrTrigger([CronTrigger(year=2099, jitter=1)])], ids=["own", "inner"]
+)
+def test_job_with_jitter_is_refused(two, caplog, trigger):
     """Each process would have ticks of its own, and run all of them."""
-    options = {"id": "job", "jitter": 1, "next_run_time": datetime.now(UTC)}
-    two.add_job(lambda: two.runs.append("ran"), "cron", year=2099, **options)
+    two.add_job(lambda: two.runs.append("ran"), trigger, id="job", next_run_time=datetime.now(UTC))
     for scheduler in two.schedulers:
         scheduler.start()
     poll_until(lambda: sum("has a jitter=" in str(record.exc_info) for record in caplog.records) == 2, 60)

@@ -60,7 +60,7 @@ class _PerTick(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
         store = self._scheduler._lookup_jobstore(job._jobstore_alias)
         if isinstance(store, MemoryJobStore) and _RANDOM_ID.fullmatch(job.id):
             raise ConfigError(f"the job {job.name} needs an id= that is the same in every process, and did not run")
-        if isinstance(store, MemoryJobStore) and getattr(job.trigger, "jitter", None):
+        if isinstance(store, MemoryJobStore) and _has_jitter(job.trigger):
             raise ConfigError(f"the job {job.name} has a jitter=, so each process has times of its own; it did not run")
         for run_time in run_times:
             super()._do_submit_job(_Tick(job, run_time, self._call), [run_time])
@@ -117,6 +117,11 @@ class AsyncOncePerTick(_PerTick, AsyncIOExecutor):  # type: ignore[misc]
                 _log.info("not run here: %s", error)
 
         return run
+
+
+def _has_jitter(trigger: Any) -> bool:
+    """Itself, or one of the triggers that it combines."""
+    return bool(getattr(trigger, "jitter", None)) or any(map(_has_jitter, getattr(trigger, "triggers", ())))
 
 
 def _call_plain(job: functools.partial[Any], *args: Any) -> Any:
