@@ -12,6 +12,8 @@ import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.combining import OrTrigger
+from apscheduler.triggers.cron import CronTrigger
 
 from leasehold import AsyncClient, Client, current_lease
 from leasehold.integrations.apscheduler import AsyncOncePerTick, OncePerTick
@@ -96,10 +98,12 @@ def test_job_without_an_id_is_refused(two, caplog):
     assert two.runs == []
 
 
-def test_job_with_jitter_is_refused(two, caplog):
+@pytest.mark.parametrize(
+    "trigger", [CronTrigger(year=2099, jitter=1), OrTrigger([CronTrigger(year=2099, jitter=1)])], ids=["own", "inner"]
+)
+def test_job_with_jitter_is_refused(two, caplog, trigger):
     """Each process would have ticks of its own, and run all of them."""
-    options = {"id": "job", "jitter": 1, "next_run_time": datetime.now(UTC)}
-    two.add_job(lambda: two.runs.append("ran"), "cron", year=2099, **options)
+    two.add_job(lambda: two.runs.append("ran"), trigger, id="job", next_run_time=datetime.now(UTC))
     for scheduler in two.schedulers:
         scheduler.start()
     poll_until(lambda: sum("has a jitter=" in str(record.exc_info) for record in caplog.records) == 2, 60)
@@ -137,6 +141,37 @@ def test_async_schedulers_run_each_tick_once(tmp_path):
 
     asyncio.run(main())
     assert sorted(runs) == ["async", "plain"]
+
+
+def test_async_scheduler_refuses_jobs_that_a_thread_only_creates():
+    """Their ticks would count as done, and no body would have run."""
+
+    async def later():
+        pass
+
+    def hidden():
+        return later()
+
+    def pages():
+        yield 1
+
+    async def main():
+        async with AsyncClient("memory://") as client:
+            errors = []
+            scheduler = AsyncIOScheduler(executors={"default": AsyncOncePerTick(client)})
+            scheduler.add_listener(
+                lambda event: errors.append(str(event.exception)), EVENT_JOB_EXECUTED | EVENT_JOB_ERROR
+            )
+            for job in (hidden, pages):
+                scheduler.add_job(job, "date", run_date=PAST, id=job.__name__, **OPTIONS)
+            scheduler.start()
+            async with asyncio.timeout(120):
+                while len(errors) < 2:
+                    await asyncio.sleep(0.01)
+            scheduler.shutdown()
+            return sorted("generator" in error or "coroutine" in error for error in errors)
+
+    assert asyncio.run(main()) == [True, True]
 
 
 WORKER = """

@@ -66,6 +66,19 @@ def test_task_runs_under_the_lock_of_its_arguments(app) -> None:
     assert client(app).inspect() == []
 
 
+def test_coroutine_that_a_plain_task_returns_is_refused(app) -> None:
+    async def later():
+        pass
+
+    @app.task
+    @singleton("report")
+    def report():
+        return later()
+
+    with pytest.raises(leasehold.ConfigError, match="report returned a coroutine"):
+        report()
+
+
 def test_worker_is_warned_of_an_engine_that_excludes_no_other_worker(app, caplog) -> None:
     client(app)
     assert "memory:// excludes no other worker" in caplog.text

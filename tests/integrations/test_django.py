@@ -15,6 +15,7 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from django.urls import path
+from django.views import View
 
 from leasehold import ConfigError, LeaseLost, NotAcquired, current_lease
 from leasehold.wsgi import IdempotencyKey
@@ -131,6 +132,15 @@ def test_locked_function_takes_the_lock_of_its_arguments() -> None:
         rename(7, "Ada")
 
 
+def test_locked_function_must_not_return_a_coroutine() -> None:
+    @locked("user:{user_id}")
+    def hidden(user_id):
+        return asyncio.sleep(0)
+
+    with pytest.raises(ConfigError, match="hidden returned a coroutine"):
+        hidden(7)
+
+
 @locked_view("order:{order_id}", retry_after=2.5)
 def pay(request, order_id):
     return HttpResponse(current_lease().name)
@@ -139,6 +149,17 @@ def pay(request, order_id):
 @locked_view("order:{order_id}", retry_after="4s")
 async def pay_async(request, order_id):
     return HttpResponse(current_lease().name)
+
+
+def test_async_view_of_a_class_runs_under_the_lock() -> None:
+    class Pay(View):
+        async def get(self, request, order_id):
+            await asyncio.sleep(0)
+            return HttpResponse(current_lease().name)
+
+    view = locked_view("order:{order_id}")(Pay.as_view())
+    answer = asyncio.run(view(AsyncRequestFactory().get("/"), order_id=7))
+    assert answer.content == b"order:7"
 
 
 def test_locked_function_is_skipped_or_raises_while_the_lock_is_busy() -> None:

@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-from leasehold import ConfigError, Conflict, Event, optimistic, optimistic_async
+from leasehold import Client, ConfigError, Conflict, Event, optimistic, optimistic_async
 from leasehold.core.conflicts import is_conflict
 from leasehold.records.optimistic import RetryPolicy
 from leasehold.runtime.base import run_sync
 from leasehold.runtime.threads import Threads
+from leasehold.versioned import Value
 
 
 class ConflictingFunction:
@@ -48,6 +49,21 @@ def test_optimistic_retries_other_errors_only_if_listed():
         optimistic(ConflictingFunction(1, KeyError))
     assert optimistic(ConflictingFunction(1, KeyError), on=KeyError, pause=0) == ()
     assert optimistic(ConflictingFunction(1, KeyError), on=(ValueError, KeyError), pause=0) == ()
+
+
+def test_blocking_update_refuses_coroutine_that_a_plain_function_returns():
+    """It would be awaited, if at all, after the check for conflicts."""
+
+    async def later(_value: object = None) -> bytes:
+        return b""
+
+    def plain(value: object = None) -> object:
+        return later(value)
+
+    with pytest.raises(ConfigError, match="plain returned a coroutine"):
+        optimistic(plain)
+    with Client("memory://") as client, pytest.raises(ConfigError, match="plain returned a coroutine"):
+        Value(client, "a").update(plain)
 
 
 def test_optimistic_pauses_grow_with_jitter_up_to_a_limit():

@@ -238,6 +238,29 @@ def test_stop_before_run_begins_is_not_forgotten():
     asyncio.run(main())
 
 
+def test_stop_of_a_run_that_is_then_cancelled_does_not_end_the_next_one():
+    async def main():
+        async with leasehold.AsyncClient("memory://") as client:
+            ran = []
+            job = client.schedule("job", 0.05, missed="all")
+            began = asyncio.Event()
+
+            async def wait():
+                began.set()
+                await asyncio.Event().wait()
+
+            task = asyncio.create_task(job.run(wait))
+            await asyncio.wait_for(began.wait(), 30)
+            job.stop()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.wait_for(job.run(lambda: ran.append(job.stop())), 30)
+            assert ran == [None]
+
+    asyncio.run(main())
+
+
 def test_async_schedule_continues_after_its_job_awaited_a_cancelled_task(caplog):
     """Else it would end for ever, and in a TaskGroup without an error."""
 

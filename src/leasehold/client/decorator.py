@@ -70,11 +70,13 @@ def call_filled(
 
 
 def refuse_coroutine(result: T, fn: Callable[..., Any]) -> T:
-    """In blocking mode: the result of `fn`, unless its work is still to be done, without the lock. `fn` may be no
+    """Where no caller awaits: the result of `fn`, unless its work is still to be done, without the lock. `fn` may be no
     coroutine function itself, but return what one does."""
     if isinstance(result, CoroutineType):
         result.close()
-        raise ConfigError(f"{_qualified_name(fn)} returned a coroutine: use the asyncio API, such as AsyncClient")
+        raise ConfigError(
+            f"{_qualified_name(fn)} returned a coroutine: make it an async function, and use the asyncio API"
+        )
     return result
 
 

@@ -26,6 +26,7 @@ from apscheduler.jobstores.memory import MemoryJobStore
 
 from leasehold.aio import AsyncClient
 from leasehold.blocking import Client
+from leasehold.client.decorator import accepted_parameters, refuse_coroutine
 from leasehold.config import Duration
 from leasehold.errors import ConfigError, NotAcquired, RunFailed
 
@@ -59,7 +60,7 @@ class _PerTick(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
         store = self._scheduler._lookup_jobstore(job._jobstore_alias)
         if isinstance(store, MemoryJobStore) and _RANDOM_ID.fullmatch(job.id):
             raise ConfigError(f"the job {job.name} needs an id= that is the same in every process, and did not run")
-        if isinstance(store, MemoryJobStore) and getattr(job.trigger, "jitter", None):
+        if isinstance(store, MemoryJobStore) and _has_jitter(job.trigger):
             raise ConfigError(f"the job {job.name} has a jitter=, so each process has times of its own; it did not run")
         for run_time in run_times:
             super()._do_submit_job(_Tick(job, run_time, self._call), [run_time])
@@ -107,7 +108,8 @@ class AsyncOncePerTick(_PerTick, AsyncIOExecutor):  # type: ignore[misc]
             try:
                 job = functools.partial(fn, **kwargs)
                 if not inspect.iscoroutinefunction(fn):
-                    job = functools.partial(asyncio.to_thread, job)
+                    accepted_parameters(fn, True)  # refuses a generator function
+                    job = functools.partial(asyncio.to_thread, _call_plain, job)
                 await self._client.once(
                     key, job, *args, keep=self._keep, wait=self._wait, on_failure="keep", max_result=0
                 )
@@ -115,3 +117,13 @@ class AsyncOncePerTick(_PerTick, AsyncIOExecutor):  # type: ignore[misc]
                 _log.info("not run here: %s", error)
 
         return run
+
+
+def _has_jitter(trigger: Any) -> bool:
+    """Itself, or one of the triggers that it combines."""
+    return bool(getattr(trigger, "jitter", None)) or any(map(_has_jitter, getattr(trigger, "triggers", ())))
+
+
+def _call_plain(job: functools.partial[Any], *args: Any) -> Any:
+    """In a thread, where nothing awaits the result."""
+    return refuse_coroutine(job(*args), job.func)

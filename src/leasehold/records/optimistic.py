@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from leasehold.client.decorator import accepted_parameters
+from leasehold.client.decorator import accepted_parameters, refuse_coroutine
 from leasehold.config import Duration, check_seconds
 from leasehold.core import timing
 from leasehold.core.conflicts import is_conflict
@@ -43,7 +43,7 @@ class RetryPolicy:
 
         async def attempt() -> Any:
             value = fn(*args)
-            return value if runtime.blocking else await maybe_await(value)
+            return refuse_coroutine(value, fn) if runtime.blocking else await maybe_await(value)
 
         return await self.repeat(runtime, attempt)
 

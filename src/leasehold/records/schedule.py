@@ -96,20 +96,22 @@ class BaseSchedule:
         self._signal = runtime.signal()
         if self._stop_seen:  # a stop that no `run` has seen is meant for this one: it came before its thread or task
             self._stopped = self._stop_seen = False
-        while not self._stopped:
-            try:
-                _, retry_soon = await self._run_due(fn)
-            except (Unavailable, LeaseLost) as error:  # a retry may be answered before the tick is over
-                _log.warning("the schedule %s could not be checked; retrying: %s", self.name, error)
-                retry_soon = True
-            now = runtime.wall()
-            next_time = self.ticks.next_time(now)
-            seconds = next_time - now
-            if retry_soon:
-                seconds = min(seconds, (next_time - self.ticks.time_of(self.ticks.current_number(now))) / 4)
-            # Never sleep for long: the wall clock may be set meanwhile, and sleeps do not count suspend.
-            await self._signal.wait(min(seconds, timing.MAX_SLEEP))
-        self._stop_seen = True
+        try:
+            while not self._stopped:
+                try:
+                    _, retry_soon = await self._run_due(fn)
+                except (Unavailable, LeaseLost) as error:  # a retry may be answered before the tick is over
+                    _log.warning("the schedule %s could not be checked; retrying: %s", self.name, error)
+                    retry_soon = True
+                now = runtime.wall()
+                next_time = self.ticks.next_time(now)
+                seconds = next_time - now
+                if retry_soon:
+                    seconds = min(seconds, (next_time - self.ticks.time_of(self.ticks.current_number(now))) / 4)
+                # Never sleep for long: the wall clock may be set meanwhile, and sleeps do not count suspend.
+                await self._signal.wait(min(seconds, timing.MAX_SLEEP))
+        finally:  # also if its task is cancelled right after the stop
+            self._stop_seen = self._stopped
 
     async def _run_due(self, fn: Callable[..., Any]) -> tuple[list[datetime], bool]:
         """Run the ticks that are due. Returns those that ran here, and whether to check again before the next one."""

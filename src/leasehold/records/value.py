@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple
 
 from leasehold.client.base import BaseClient
-from leasehold.client.decorator import accepted_parameters
+from leasehold.client.decorator import accepted_parameters, refuse_coroutine
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, Conflict
 from leasehold.records.access import open_records
@@ -67,8 +67,7 @@ class BaseValue:
         async def attempt() -> Versioned:
             found = await self._read()
             new_value = fn(found.value, *args)
-            if not runtime.blocking:
-                new_value = await maybe_await(new_value)
+            new_value = refuse_coroutine(new_value, fn) if runtime.blocking else await maybe_await(new_value)
             return found if new_value is None else await self._write(new_value, found.version)
 
         return await policy.repeat(runtime, attempt)

@@ -57,6 +57,21 @@ def test_file_that_every_user_can_read_is_a_finding():
             assert [finding.setting for finding in member.findings] == found
 
 
+def test_file_behind_a_link_is_judged_by_its_own_folder():
+    """The link may be where nobody else gets, and the file where everybody does."""
+    with tempfile.TemporaryDirectory(prefix="leasehold-", dir="/tmp") as folder:
+        for target_mode, link_mode, found in ((0o755, 0o700, ["mode of the file"]), (0o700, 0o755, [])):
+            target, link = (os.path.join(folder, f"{name}-{target_mode:o}") for name in ("target", "link"))
+            os.mkdir(target)
+            os.mkdir(link)
+            sqlite3.connect(f"{target}/app.db").close()
+            os.symlink(f"{target}/app.db", f"{link}/app.db")
+            for place, mode in ((folder, 0o755), (f"{target}/app.db", 0o644), (target, target_mode), (link, link_mode)):
+                os.chmod(place, mode)
+            (member,) = probe(f"sqlite://{link}/app.db").members
+            assert [finding.setting for finding in member.findings] == found
+
+
 def test_file_without_sync_is_a_finding(path):
     (member,) = probe(f"sqlite://{path}?durable=no").members
     assert settings_found(member) == {"synchronous": "OFF"}

@@ -24,7 +24,7 @@ from harness.rigs.zookeeper import ZookeeperEnsembleRig, ZookeeperRig
 from harness.servers.machine import ProxiedMachine
 from harness.servers.postgresql import PostgreSQL
 from harness.servers.redis_ha import RedisCluster, SentinelSetup
-from leasehold import Client, LeaseholdError, stores
+from leasehold import Client, ConfigError, LeaseholdError, stores
 from leasehold.records.store import Record
 from leasehold.runtime.base import run_sync
 from leasehold.testing.conformance.rig import Absent
@@ -69,6 +69,21 @@ def test_mysql_store_reads_nothing_that_may_be_rolled_back(server, url_of, open_
             application.rollback()
     finally:
         mariadb.run("set global tx_isolation = 'REPEATABLE-READ'")
+
+
+def test_mysql_record_that_is_too_large_is_refused(server, url_of, open_runner, key):
+    """Refused by the server, whose answer may be lost: it ends the session with most of the statement unread. The
+    caller could not tell that from a failure that a repetition mends."""
+    url, mariadb = url_of("mysql"), server("mysql").server
+    mariadb.run("set global max_allowed_packet = 2097152")
+    try:
+        runner = open_runner(url)
+        for size in (1_100_000, 3_000_000):
+            with pytest.raises(ConfigError, match="max_allowed_packet"):
+                run_sync(runner.write(key, Record(uuid.uuid4().hex, b"x" * size)))
+        assert run_sync(runner.write(key, Record(uuid.uuid4().hex, b"x" * 1_000_000)))
+    finally:
+        mariadb.run("set global max_allowed_packet = 16777216")
 
 
 class Machine(threading.Thread):

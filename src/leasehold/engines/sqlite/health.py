@@ -66,8 +66,9 @@ def _readable(path: str) -> tuple[WeakSetting, ...]:
     """Leasehold makes no such file, but the application that the file belongs to may have. SQLite gives its mode to the
     shared memory, and a lock there needs no more than the right to read it."""
     try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        reachable = all(os.stat(folder).st_mode & stat.S_IXOTH for folder in Path(path).parents)
+        file = Path(path).resolve(strict=True)  # a link may lead to another folder
+        mode = stat.S_IMODE(file.stat().st_mode)
+        reachable = all(folder.stat().st_mode & stat.S_IXOTH for folder in file.parents)
     except OSError:
         return ()
     if not (reachable and mode & stat.S_IROTH):

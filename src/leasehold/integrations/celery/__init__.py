@@ -34,7 +34,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from leasehold.blocking import Client, Lease
 from leasehold.client import lease_document
-from leasehold.client.decorator import LockedFunction, accepted_parameters, call_filled
+from leasehold.client.decorator import LockedFunction, accepted_parameters, call_filled, refuse_coroutine
 from leasehold.config import Duration, LockArguments, check_seconds, lock_options
 from leasehold.core.timing import NEVER
 from leasehold.errors import ConfigError, LeaseholdError, NotAcquired, Unavailable, for_other_processes
@@ -236,7 +236,8 @@ class _Policy:
                 raise
             if task is not None:
                 task.request.lease = lease
-            return call_filled(self._fn, args, kwargs, self._filled, {"lease": lease})
+            result = call_filled(self._fn, args, kwargs, self._filled, {"lease": lease})
+            return refuse_coroutine(result, self._fn)
 
     def _running_task(self) -> Any:
         """The task of this function that runs now. None: the function was called without its task."""

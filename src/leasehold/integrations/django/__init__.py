@@ -21,9 +21,9 @@ import math
 from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from inspect import iscoroutinefunction
 from typing import Any, TypeVar, Unpack
 
+from asgiref.sync import iscoroutinefunction  # knows the async views of classes on Python 3.11, too
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.db import transaction
@@ -31,7 +31,7 @@ from django.http import HttpRequest, HttpResponse
 
 from leasehold.aio import AsyncClient, AsyncLock
 from leasehold.blocking import Client, Lease
-from leasehold.client.decorator import LockedFunction, OnBusy, accepted_parameters, call_filled
+from leasehold.client.decorator import LockedFunction, OnBusy, accepted_parameters, call_filled, refuse_coroutine
 from leasehold.config import Duration, LockArguments, check_seconds
 from leasehold.core.names import check_name
 from leasehold.errors import ConfigError, LeaseLost, NotAcquired, Unavailable
@@ -174,7 +174,7 @@ def locked(
                     if on_busy == "skip":
                         return None
                     raise
-                return call_filled(fn, args, kwargs, filled, {"lease": lease})
+                return refuse_coroutine(call_filled(fn, args, kwargs, filled, {"lease": lease}), fn)
 
         return template.wrap(run)  # type: ignore[return-value]
 

@@ -48,6 +48,7 @@ DIALECT: Final = StoreDialect(
     # Not `insert ignore`, which also ignores values that do not fit; nor the row count, which a client flag changes.
     insert=INSERT,
     sweep="delete from {table} where until <= {now} limit 100",
+    max_statement="select @@max_allowed_packet",
     lock_suffix=" for update",
     blob="unhex(:data)",  # hex, because some drivers cannot escape bytes
     encode_data=bytes.hex,

@@ -23,6 +23,8 @@ T = TypeVar("T")
 TABLE: Final = "leasehold_records"
 
 _MAX_IDLE: Final = 8  # connections kept for the next call
+_ALWAYS_ACCEPTED: Final = 250_000  # bytes of data, with any common setting of a server
+_REST_OF_STATEMENT: Final = 8192  # bytes at most: the statement without its data
 _SWEEP_PROBABILITY: Final = 1 / 16  # how often the write of a new record also removes expired ones
 
 # Connections that a forked child inherited, kept for ever: closing one would end it at the server for the parent.
@@ -47,6 +49,7 @@ class StoreDialect:
     sweep: str = SWEEP
     blob: str = ":data"  # the data, which `encode_data` may have made a text
     encode_data: Callable[[bytes], object] = bytes
+    max_statement: str = ""  # asks how many bytes a statement may have, if more would end the session
     lock_suffix: str = ""  # makes a read see the newest row, not a snapshot, and lock it until the commit
 
     def render(self, statement: str) -> str:
@@ -88,6 +91,13 @@ class Table:
         return check_record(*rows[0]) if len(rows[0]) == 2 else check_record(None, None)  # a server may send anything
 
     async def write(self, connection: Any, key: str, record: Record, expected_version: str, keep: float | None) -> bool:
+        if self.dialect.max_statement and len(record.data) > _ALWAYS_ACCEPTED:
+            ((maximum,),), _ = await self.dialect.run(connection, self.dialect.max_statement, {})
+            if maximum < 2 * len(record.data) + _REST_OF_STATEMENT:  # two hex digits for each byte
+                text = f"it accepts statements of at most {maximum:,} bytes (max_allowed_packet)"
+                raise ConfigError(
+                    f"{self.dialect.database.name} cannot keep a record of {len(record.data):,} bytes: {text}"
+                )
         data = self.dialect.encode_data(record.data)
         # PostgreSQL has no operator for a float and a whole number: that of any role would fit better.
         keep = None if keep is None else float(keep)
