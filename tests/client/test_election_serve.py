@@ -131,6 +131,26 @@ def test_start_callback_that_raises_ends_term_without_stop(url) -> None:
             election.serve(wrong, wrong)
 
 
+def test_callbacks_whose_bodies_would_never_run_are_refused(url) -> None:
+    """A candidate would lead without having started anything."""
+
+    async def later(term) -> None: ...
+
+    def pages(term):
+        yield term
+
+    with Client(url) as client:
+        election, log = client.election("boss"), CallbackLog()
+        with pytest.raises(ConfigError, match="returned a coroutine"):
+            election.serve(lambda term: (election.resign(), later(term))[1], log.stop)
+        assert log.kinds == ["stop"]
+        with pytest.raises(ConfigError, match="returned a coroutine"):
+            election.serve(lambda _: election.resign(), lambda term: later(term))
+        assert election.leader() is None
+        with pytest.raises(ConfigError, match="generator"):
+            election.serve(lambda _: election.resign(), pages)
+
+
 def test_second_serve_or_campaign_of_election_is_refused(url) -> None:
     with Client(url) as client:
         election = client.election("boss")

@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
+from leasehold.client.decorator import accepted_parameters, refuse_coroutine
 from leasehold.client.lease import BaseLease, wait_lost
 from leasehold.client.lock import BaseLock
 from leasehold.config import Duration, LockArguments, Unset, check_seconds
@@ -128,6 +129,7 @@ class BaseElection(Generic[L]):
                 raise ConfigError(
                     "serve() takes two functions, start(term) and stop(term); async ones need AsyncElection"
                 )
+            accepted_parameters(callback, self._core.runtime.blocking)  # refuses a generator function
         self._refuse_second_candidacy()
         self._owner_id = self._core.runtime.owner_id()
         self._serving, self._resigned = True, False
@@ -174,15 +176,17 @@ class BaseElection(Generic[L]):
             active_terms.append(term)
             await self._wait_for_earlier_terms(term, active_terms)
             if term.held and not self._resigned:
+                blocking = self._core.runtime.blocking
                 result: Any = start(term)
-                if not self._core.runtime.blocking:
+                if not blocking:
                     await maybe_await(result)
                 try:
+                    if blocking:  # only here, as it is a helper, too
+                        refuse_coroutine(result, start)
                     await wait_lost([term], None, lambda: self._resigned)
                 finally:
                     result = stop(term)  # called right here: Ctrl-C inside a helper could skip it
-                    if not self._core.runtime.blocking:
-                        await maybe_await(result)
+                    refuse_coroutine(result, stop) if blocking else await maybe_await(result)
         finally:
             if term in active_terms:  # not if Ctrl-C came before it was added
                 active_terms.remove(term)
