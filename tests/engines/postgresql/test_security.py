@@ -100,6 +100,8 @@ MUCH = 2**63 - 2**55
     [
         ("delay", MUCH),  # a sweep of any client computes with it
         ("ttl", MUCH),
+        ("ttl", -MUCH),
+        ("min_hold", MUCH),
         ("client", "a" * 64),  # longer than the name of a channel may be
         ("name", "n" * 8000),  # longer than a notification may be
         ("purpose", "p" * 5000),  # `inspect` of any client returns it
@@ -107,10 +109,10 @@ MUCH = 2**63 - 2**55
 )
 def test_values_of_a_role_cannot_make_calls_of_others_fail(database, column, value) -> None:
     role = f"odd-{database.schema}"
-    values = {"name": "odd", "client": "", "purpose": "", "ttl": 1, "delay": 0} | {column: value}
+    values = {"name": "odd", "client": "", "purpose": "", "ttl": 1, "delay": 0, "min_hold": 0} | {column: value}
     call = (
         f"select \"{database.schema}\".lh_attempt_v1('', 1, %(name)s, 'h', %(client)s, '', '', 1, %(purpose)s, "
-        "'exclusive', 'lock', 1, %(ttl)s, %(delay)s, 0, false, 0, 1000)"
+        "'exclusive', 'lock', 1, %(ttl)s, %(delay)s, %(min_hold)s, false, 0, 1000)"
     )
     with Client(database.url()) as client:
         client.inspect()

@@ -75,14 +75,7 @@ create table if not exists "leasehold".lh_grant (
     until bigint not null,
     contended boolean not null,
     min_hold bigint not null,
-    primary key (namespace, name, token),
-    -- What a role may pass to lh_attempt_v1, transactions of others compute with, send in notifications and return.
-    check (
-        pg_catalog.octet_length(namespace) <= 255 and pg_catalog.octet_length(name) <= 255
-        and pg_catalog.octet_length(id_hash) <= 64 and pg_catalog.octet_length(client) <= 32
-        and pg_catalog.octet_length(label) <= 4096 and pg_catalog.octet_length(host) <= 4096
-        and pg_catalog.octet_length(purpose) <= 4096 and delay between 0 and 1152921504606846976
-        and until between 0 and 4611686018427387904)
+    primary key (namespace, name, token)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
 create table if not exists "leasehold".lh_waiter (
@@ -100,12 +93,7 @@ create table if not exists "leasehold".lh_waiter (
     delay bigint not null,
     since bigint not null,
     heartbeat_expires_at bigint not null,
-    primary key (namespace, name, id_hash),
-    check (
-        pg_catalog.octet_length(namespace) <= 255 and pg_catalog.octet_length(name) <= 255
-        and pg_catalog.octet_length(id_hash) <= 64 and pg_catalog.octet_length(client) <= 32
-        and pg_catalog.octet_length(label) <= 4096 and pg_catalog.octet_length(host) <= 4096
-        and pg_catalog.octet_length(purpose) <= 4096 and delay between 0 and 1152921504606846976)
+    primary key (namespace, name, id_hash)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
 -- A session keeps the plans that it made while the queue was short, when any index would do. So a query that is to read
