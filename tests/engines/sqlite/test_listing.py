@@ -37,7 +37,7 @@ def plant_locks(path: Path, count: int, purpose: str = "") -> None:
 
 
 @pytest.mark.parametrize(
-    ("purpose", "count"), [(LONG, 10_000), pytest.param("", 35_000, marks=pytest.mark.extended)], ids=["long", "many"]
+    ("purpose", "count"), [(LONG, 10_000), pytest.param("", 40_000, marks=pytest.mark.extended)], ids=["long", "many"]
 )
 def test_list_of_more_claims_than_fit_names_the_way_out(path, purpose, count) -> None:
     with Client(f"sqlite://{path}") as client, client.lock("orders/"):
