@@ -181,7 +181,7 @@ class BaseElection(Generic[L]):
                 if not blocking:
                     await maybe_await(result)
                 try:
-                    if blocking:  # only here, as it is a helper, too
+                    if blocking:  # inside of the `try`: Ctrl-C in it must not skip `stop`
                         refuse_coroutine(result, start)
                     await wait_lost([term], None, lambda: self._resigned)
                 finally:

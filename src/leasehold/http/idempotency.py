@@ -50,7 +50,7 @@ _log = logging.getLogger("leasehold.http.idempotency")
 _HEADER: Final = b"idempotency-key"
 _LONGEST_KEY: Final = 255
 _HEADER_ALLOWANCE: Final = 16_384  # for the status and headers
-# What replaces a body that is not stored, and what a repetition is told then.
+# Stored instead of a body, and the answers to a repeated request then.
 _TOO_LARGE: Final = "large"
 _CUT_SHORT: Final = "cut short"
 _NOT_KEPT: Final = "this request was already processed; its response was too large to be stored"

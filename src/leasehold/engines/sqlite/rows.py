@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from heapq import merge
 from itertools import groupby
 from math import isfinite
-from operator import itemgetter
+from operator import index, itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from leasehold.core.listing import ListingBudget
@@ -329,7 +329,7 @@ def holder_from_row(row: Row) -> QueueEntry:
     ) = row
     _check_texts(id_hash, client, mode)
     _check_finite(delay + since + heartbeat_expires_at + until + min_hold)
-    _check_whole(token | state | ticket | (0 if slot is None else slot))
+    _check_whole(token, state, ticket, 0 if slot is None else slot)
     holder = check_holder(label, host, pid, purpose)
     in_queue = (id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at)
     return QueueEntry(*in_queue, state, until, token, slot, min_hold, bool(process_bound))
@@ -339,7 +339,7 @@ def waiter_from_row(row: Row) -> QueueEntry:
     passed, ticket, id_hash, client, label, host, pid, purpose, mode, delay, since, heartbeat_expires_at = row
     _check_texts(id_hash, client, mode)
     _check_finite(delay + since + heartbeat_expires_at)
-    _check_whole(ticket | 0)
+    _check_whole(ticket)
     state, holder = PASSED if passed else WAITING, check_holder(label, host, pid, purpose)
     return QueueEntry(id_hash, client, holder, mode, delay, ticket, since, heartbeat_expires_at, state)
 
@@ -353,19 +353,20 @@ def _check_texts(*texts: str) -> None:
 def check_holder(label: str, host: str, pid: int, purpose: str) -> Holder:
     """The holder that these columns name."""
     _check_texts(label, host, purpose)
-    _check_whole(pid | 0)
+    _check_whole(pid)
     return Holder(label, host, pid, purpose)
 
 
 def _check_kind(kind: str, limit: int) -> None:
     if kind not in _KINDS:
         raise LookupError("a row of an unknown kind")
-    _check_whole(limit | 0)
+    _check_whole(limit)
 
 
-def _check_whole(_bits: int) -> None:
-    """Of columns that are combined by `|`: TypeError if one is a text or a fraction. A column of SQLite's can have
-    values of any type."""
+def _check_whole(*numbers: int) -> None:
+    """TypeError: one is a text or a fraction. A column of SQLite's can have values of any type."""
+    for number in numbers:
+        index(number)
 
 
 def _check_finite(seconds: float) -> None:
